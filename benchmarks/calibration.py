@@ -2,8 +2,8 @@
 
 The head states the chance that a drafted token is accepted at temperature 1, ``1 - TV(q, p)``. The
 stated chances of held-out places are sorted into ten bins. The expected calibration error is the
-mean over places of how far the mean of a bin's stated chances is from that of the true ones. Where
-the true chance of every place is known, a place's own error is stated too. Counts, not times: a
+mean over places of how far the mean of a bin's stated chances is from that of the true ones. The
+mean error of a single place is stated too. Counts, not times: a
 busy machine gives the same figures.
 """
 
@@ -66,7 +66,6 @@ def main(arguments: list[str] | None = None) -> int:
             found = loss(params, {"target": lm.params}, {"tokens": tokens, "weight": weight}, keys)
             for term, mean in found.items():
                 total[term] = total.get(term, 0.0) + float(mean.total)
-                total[f"{term} n"] = total.get(f"{term} n", 0.0) + float(mean.count)
         _print(name.rstrip("/") or "corpus", total, settings.num_heads)
     return 0
 

@@ -9,6 +9,7 @@ come from one run. Needs an idle machine. A finished row is kept.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     compile_cache.enable()  # a run that was interrupted finds its programs again
     named = dict(one.rpartition("=")[::2] if "=" in one else (one, one) for one in args.heads)
-    facts = {"suite": "heads", "heads": list(named), "prompts": args.prompts, "new": args.new}
+    facts = {"suite": "heads", "heads": args.heads, "prompts": args.prompts, "new": args.new}
     header = {**facts, **runner.where()}
     kept = runner.Kept(args.out, header, fresh=False)
     print(
@@ -61,13 +62,14 @@ def page(header: dict, rows: list) -> str:
     """The page of the results."""
     facts = ", ".join(f"{k} {v}" for k, v in header.items() if v and k not in ("suite", "heads"))
     text = (
-        "# Trained heads side by side\n\n`python -m benchmarks.heads FOLDER ...`\n\n"
+        "# Trained heads side by side\n\n```sh\npython -m benchmarks.heads "
+        + shlex.join(header["heads"])
+        + "\n```\n\n"
         f"{facts}.\n\nHeads of the embedded target on held-out prompts, in turn with plain "
         "decoding of one request at a time. τ: tokens that a round emits. *Rounds* and *whole*: "
         "how many times as fast as plain decoding, without and with the reading of the prompt; "
         "intervals of 95 % are over the prompts. *Round*: its time in plain steps. *Accepted*: the "
-        "share of rounds in which a draft position was accepted; of a position, given those before "
-        "it, it is the ratio to the share before.\n"
+        "share of rounds in which a draft position was accepted.\n"
     )
     for way, figures in rows:
         shape = f"tree {way['tree']}" if "tree" in way else f"{way['num']} tokens a round"

@@ -5,16 +5,14 @@ from __future__ import annotations
 import specjax
 from specjax.analysis.plan.measure import PLAIN
 
-LENGTH = 7  # tokens a round where a drafter's own number is not given
-
 
 def predicted(lm, ways: list[dict], texts: list[str], new: int) -> list[dict]:
     """Plans for each of ``ways`` at temperature 0.
 
     Args:
       lm: the embedded target, grown to 100M weights.
-      ways: for each drafter ``{"drafter": name}``, and ``num_draft``; ``draft`` is the embedded
-        draft model, also within the name of a cascade or of a lookup beside it.
+      ways: for each drafter ``{"drafter": name, "num_draft": n}``; ``draft`` is the embedded draft
+        model, also within the name of a cascade or of a lookup beside it.
       texts: the prompts on which the plan measures.
       new: the tokens that are emitted for each prompt.
 
@@ -26,8 +24,8 @@ def predicted(lm, ways: list[dict], texts: list[str], new: int) -> list[dict]:
     found = []
     for way in ways:
         name = way["drafter"].replace("draft", "embedded-draft")
-        length = way.get("num_draft") or LENGTH
-        plan = specjax.plan(lm, texts, drafters=[name], num_drafts=[length], max_new_tokens=new)
+        options = dict(drafters=[name], num_drafts=[way["num_draft"]], max_new_tokens=new)
+        plan = specjax.plan(lm, texts, **options)
         plain = next(one for one in plan.candidates if one.drafter == PLAIN)
         best = next(one for one in plan.candidates if one.drafter != PLAIN)
         figures = {"tau": best.tau, "ratio_whole": best.ratio, "predicted": best.predicted}

@@ -127,7 +127,7 @@ def cascades(prompts: int = 6) -> list[Row]:
     them too.
     """
     tables = ("ngram", "suffix")
-    ways = [{"drafter": "ngram", "num_draft": 7}, {"drafter": "suffix"}]
+    ways = [{"drafter": "ngram", "num_draft": 7}, {"drafter": "suffix", "num_draft": 16}]
     ways += [{"drafter": "draft", "num_draft": n} for n in (3, 6)]
     ways += [{"drafter": f"{table}+draft", "num_draft": 3} for table in tables]
     ways += [{"drafter": f"cascade:draft:{table}", "num_draft": 6} for table in tables]

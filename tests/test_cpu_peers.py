@@ -125,6 +125,34 @@ def test_a_precision_that_a_peer_lacks_is_said(tmp_path, monkeypatch):
     assert not ready and "no weights in 4 bits" in lacking["transformers"]
 
 
+def test_a_peer_that_fails_at_its_first_request_is_named_and_ours_never_left_out(monkeypatch):
+    """With no peer left there is nothing to compare, and the reason is the peer's own."""
+    shape = SimpleNamespace(vocab_size=64, context_length=512)
+    target = SimpleNamespace(config=shape, fingerprint="a")
+    made = SimpleNamespace(synthetic=True, target=target, draft=NAMED.draft, folders=("t", "d"))
+    bench = SimpleNamespace(pair=lambda *_: made, cache=None)
+    adapters = {name: SimpleNamespace(missing=()) for name in engine.ADAPTERS}
+    failing = {"llama.cpp", "transformers"}
+
+    def alone(name, *_):
+        if name in failing:
+            raise measure.EngineError(f"{name}: no\n such instruction")
+        return {}
+
+    monkeypatch.setattr(measure, "ADAPTERS", adapters)
+    monkeypatch.setattr(measure, "_prepared", lambda *a: (dict.fromkeys(a[-1]), {}))
+    monkeypatch.setattr(measure, "_started", lambda name, *_: name)
+    monkeypatch.setattr(measure, "_alone", alone)
+    ask = lambda: measure.cpu_peers(  # noqa: E731
+        bench, pair="tiny", precision="float32", engines=sorted(failing)
+    )
+    with pytest.raises(peers.MissingPeerError, match="llama.cpp: no such instruction; transf"):
+        ask()
+    failing.add(engine.OURS)
+    with pytest.raises(measure.EngineError, match=f"{engine.OURS}: no"):
+        ask()
+
+
 def test_the_table_shows_engines_ratios_and_what_was_not_measured():
     spread = {"median": 0.02, "q25": 0.019, "q75": 0.021, "n": 7}
     method = {"tokens_per_second": spread, "seconds_per_round": spread, "rounds": 32, "tau": 2.0}

@@ -15,7 +15,7 @@ from specjax.kernels.cpu import backend, calls, compiler, library
 from specjax.kernels.cpu.backend import CpuBackend
 from specjax.kernels.quantized import Quantized
 from specjax.kernels.xla import XlaBackend
-from specjax.kernels.xla_cpu import XlaCpuBackend
+from specjax.kernels.xla_cpu import PREFILL_CHUNK, XlaCpuBackend
 
 problem = library.register("quantized")
 needs_kernels = pytest.mark.skipif(problem is not None, reason=f"no kernels: {problem}")
@@ -100,9 +100,33 @@ def test_a_column_in_sixteen_bits_has_a_scale_for_every_1024_inputs_and_says_wha
     np.testing.assert_array_equal(product(quiet, x[:, [1]]), product(quiet, others))
 
 
+@needs_kernels
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_numbers_that_are_not_finite_give_the_same_bits_beside_few_columns_and_many(kind):
+    weight, x = held(30, 2304, kind)[0], normal(2304, 9)
+    x[5, 1], x[1030, 2], x[7, 3], x[:, 4], x[:1024, 0] = 1e30, np.inf, np.nan, 0, 1e-38
+    many = np.asarray(product(weight, x))
+    assert np.isfinite(many).all(axis=0).tolist() == [True, True, False, False, *[True] * 5]
+    for columns in (1, 5):
+        few = np.asarray(product(weight, x[:, :columns]))
+        np.testing.assert_array_equal(few, many[:, :columns])
+
+
+@needs_kernels
+def test_passes_of_any_length_and_long_chunks_are_for_weights_that_are_multiplied_as_bytes_alone():
+    with_bytes, x = library.has_byte_dots(), jnp.zeros((192, 40))
+    for kind in KINDS:
+        weight = held(37, 192, kind)[0]
+        taken = backend._call_for((weight,), x) is calls.quantized_dots
+        assert taken == (with_bytes and kind in IN_BYTES), kind
+        chunk = CpuBackend().prefill_chunk(1 << 20, [weight, weight])
+        long = with_bytes and kind in IN_BYTES
+        assert chunk == (PREFILL_CHUNK if long else CpuBackend().prefill_chunk(1 << 20)), kind
+
+
 def summed(values, x, tile):
-    """Products of whole numbers ``values [out, 1024]`` and ``x [1024, M]`` in float32, of which
-    only the sums of ``tile`` inputs are exact; of every four tiles each has a sum of its own."""
+    """Products of whole numbers ``values [out, 1024]`` and ``x [1024, M]`` in float32: the
+    sums of ``tile`` inputs are exact, and every fourth tile adds to the same one of four sums."""
     parts = values.reshape(len(values), -1, tile).astype(np.int64)
     exact = np.einsum("otk,tkm->tom", parts, x.reshape(-1, tile, x.shape[1]).astype(np.int64))
     sums = np.zeros((4, *exact.shape[1:]), np.float32)

@@ -242,7 +242,7 @@ TABLE = {
     "test_narrow.py": [("causal.*bfloat16", MERGE)],
     "test_native_library.py": [("without_a_compiler", FULL), ("of_the_wheel", MERGE)],
     "test_native_quantized.py": [
-        ("one_group_off|any_length|refused|packed|bits_beside|rounded_once", DEFAULT),
+        ("one_group_off|any_length|refused|packed|bits_beside|rounded_once|few_columns", DEFAULT),
         (r"narrower_vectors|number_of_columns\[(530|61)-", FULL),
         (EVERYTHING, MERGE),
     ],

@@ -61,7 +61,7 @@ def cpu_peers(
       engines that cannot do this row, or fail at their first request, and why.
 
     Raises:
-      MissingPeerError: none of the engines is installed and has the precision.
+      MissingPeerError: none of the engines is installed, has the precision and answers.
       DisturbedError: other programs ran all the time.
       EngineError: ours failed, or a peer after its first request.
     """
@@ -82,7 +82,7 @@ def cpu_peers(
     def start(name, method):
         folders = tuple(map(str, made.folders))
         setting = Setting(folders, str(ready[name]), method=method, **common)
-        return Child(name, setting, bench.cache / f"cpu-peers-{ADAPTERS[name].module}.log")
+        return _started(name, setting, bench.cache)
 
     alone = {}
     for name in ready:
@@ -119,6 +119,10 @@ def cpu_peers(
         "disturbed": run.disturbed,
         "quiet": quiet,
     }
+
+
+def _started(name: str, setting: Setting, cache) -> Child:
+    return Child(name, setting, cache / f"cpu-peers-{ADAPTERS[name].module}.log")
 
 
 def _alone(child: Child, prompt: np.ndarray, new: int, num_draft: int) -> dict:

@@ -53,9 +53,9 @@ def long_rounds(rows) -> str:
     note = (
         "All drafters of a row run in turn with plain decoding after a context that is made up. "
         "Random weights attend to tokens anywhere in it, so that a window or a few chunks see next "
-        "to nothing of what the target says: their τ is that of a drafter without use, and says "
-        "nothing about trained models, of which *Acceptance by what is seen* does. What their "
-        "rounds cost is that of trained models too. *At τ of the first*: the ratio that the time "
+        "to nothing of what the target says: their τ is that of a useless drafter. What trained "
+        "models accept is in *Acceptance by what is seen*; the time of a round does not depend on "
+        "the weights. *At τ of the first*: the ratio that the time "
         "of the round gives with the τ of the first drafter of the row, computed."
     )
     ways = [

@@ -158,9 +158,9 @@ class Backend(abc.ABC):
         """Whether a loop that reads the chosen experts one by one is cheapest for few tokens."""
         return False
 
-    def prefill_chunk(self, num_bytes: int, quantized: bool = False) -> int:
-        """Prompt tokens to feed at once to a model with weights of ``num_bytes``, some of which may
-        be ``quantized``, in eight or four bits."""
+    def prefill_chunk(self, num_bytes: int, quantized: Sequence = ()) -> int:
+        """Prompt tokens to feed at once to a model with weights of ``num_bytes``, of which those in
+        eight or four bits are ``quantized``."""
         del num_bytes, quantized
         return PREFILL_CHUNK
 

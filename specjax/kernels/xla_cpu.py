@@ -74,7 +74,7 @@ class XlaCpuBackend(XlaBackend):
     def loops_over_experts(self):
         return jax.sharding.get_abstract_mesh().size <= 1
 
-    def prefill_chunk(self, num_bytes, quantized=False):
+    def prefill_chunk(self, num_bytes, quantized=()):
         """Few tokens where a model loses little by reading its weights again, since most of them
         stay in the processor's cache."""
         del quantized

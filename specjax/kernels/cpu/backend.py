@@ -68,10 +68,12 @@ class CpuBackend(XlaCpuBackend):
             return super().norm(x, weight, bias, eps=eps, centered=centered, plus_one=plus_one)
         return calls.norm(x, weight, bias, eps, centered, plus_one, super().norm)
 
-    def prefill_chunk(self, num_bytes, quantized=False):
+    def prefill_chunk(self, num_bytes, quantized=()):
         """More tokens where bytes are multiplied as such: a part of their cost is one of a pass."""
-        if quantized and _has("quantized", "quantized weights") and library.has_byte_dots():
-            return PREFILL_CHUNK
+        bytes_alone = all(calls.fits(w) and calls.fits_bytes(w) for w in quantized)
+        if quantized and bytes_alone and _has("quantized", "quantized weights"):
+            if library.has_byte_dots():
+                return PREFILL_CHUNK
         return super().prefill_chunk(num_bytes, quantized)
 
     def argmax(self, x):

@@ -1,8 +1,8 @@
 // Columns of activations as whole numbers, for the processor's own dot products of bytes.
 //
 // A column is rounded to 16 bits, with one scale for every kDeep inputs (a block), and held as two
-// bytes an input: 256 high + low. Rounding changes every input by at most 2^-16 of the largest one of
-// its block. Few columns lie one after the other (FewColumns); many lie side by side (ManyColumns).
+// bytes an input: 256 high + low. Rounding changes every input by about 2^-16 of the largest one of its
+// block at most; where that is 1e-30 or less, all are zero. Few columns lie one after the other (FewColumns); many lie side by side (ManyColumns).
 // Both hold the same numbers.
 
 #ifndef SPECJAX_BYTE_COLUMNS_H_
@@ -31,6 +31,7 @@ inline bool HasByteDots() {
   return has;
 }
 
+constexpr int64_t kManyColumns = 6;    // from so many on, tiles are faster than sums over lanes
 constexpr int64_t kBytes = 64;         // of a vector
 constexpr float kMostSixteen = 32639;  // 256 * 127 + 127
 
@@ -67,8 +68,8 @@ struct HighLow {
 };
 
 // Columns for weights of eight bits, or of four. Each has, for every block, a block of `high` and a
-// block of `low` bytes, filled up with zeros to whole units. Where weights have four bits, of every
-// 128 inputs those come first that meet the low bits of weights.
+// block of `low` bytes, filled up with zeros to whole units. Where weights have four bits,
+// each 128 inputs begin with those that meet the low bits of weights.
 struct FewColumns {
   const int8_t* bytes;
   const IntVec* sums;   // of inputs, by lanes: 128 times, of eight bits [blocks, columns], and 8
@@ -85,7 +86,7 @@ struct FewColumns {
   int64_t Index(int64_t k, int64_t column) const { return k / kDeep * columns + column; }
 };
 
-// x [in, columns] -> FewColumns, in memory of this thread that later calls take for `four` alone.
+// x [in, columns] -> FewColumns, in memory of this thread; columns for four bits have memory of their own.
 inline FewColumns PackFew(const float* x, int64_t in, int64_t columns, bool four) {
   const float* rows = columns == 1 ? x : PackRows(x, in, columns, false);
   const int64_t blocks = (in + kDeep - 1) / kDeep, unit = four ? 2 * kBytes : kBytes;

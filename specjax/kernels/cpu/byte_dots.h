@@ -100,7 +100,7 @@ template <int... M>
 constexpr std::array<BytesBy, sizeof...(M)> ByteTable(std::integer_sequence<int, M...>) {
   return {{&ByteRows<M + 1, RowsOf(M + 1, 1)>...}};
 }
-constexpr auto kByteRows = ByteTable(Counts{});
+constexpr auto kByteRows = ByteTable(std::make_integer_sequence<int, kManyColumns - 1>{});
 
 #endif  // SPECJAX_BYTE_DOTS
 

@@ -18,7 +18,6 @@ namespace {
 
 constexpr int kTall = 3, kAcross = kFew;  // vectors of rows, and columns, of which sums are in registers
 constexpr int64_t kTallRows = kTall * kLanes;
-constexpr int64_t kManyColumns = 6;  // from which on this is faster than sums over lanes
 
 // Turns 16 rows of 16 numbers into columns.
 ALWAYS_INLINE void Turn(__m512i* r) {
@@ -58,7 +57,7 @@ struct TallRows {
 };
 
 // The inputs k ... k + deep - 1 of the rows as bytes from 0 to 255, [inputs / 4, tall, 16 rows, 4];
-// of four bits also the scales [tiles, tall, 16 rows].
+// where weights have four bits, the scales too, [tiles, tall, 16 rows].
 template <bool kFour>
 void PackTall(const TallRows& w, int64_t k, int64_t deep, int tall, uint8_t* to, float* scales) {
   const __m512i turn = _mm512_set1_epi8(-128), low = _mm512_set1_epi8(15);
@@ -202,7 +201,7 @@ template <bool kFour>
 constexpr std::array<std::array<TileBy, kAcross>, kTall> kTileBy = {
     {TileTable<kFour, 1>(Counts{}), TileTable<kFour, 2>(Counts{}), TileTable<kFour, 3>(Counts{})}};
 
-// y [rows, columns], by `to`, from products [kLanes columns, tall, 16 rows] of which `few` are meant.
+// y [rows, columns], by `to`, from the first `few` columns of products [kLanes columns, tall, 16 rows].
 inline void PutTall(const float* made, int tall, int64_t rows, int64_t few, float* y, To to) {
   const __mmask16 across = (1u << few) - 1;
   for (int v = 0; v < tall; ++v) {

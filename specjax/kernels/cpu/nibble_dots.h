@@ -2,7 +2,7 @@
 // with a few columns by the processor's own dot products of bytes (AVX-512 VNNI).
 //
 // The products of a tile of 32 inputs are summed exactly, and the sum is rounded once and multiplied
-// by the scale of the weights. Of every four tiles each has a sum of floats of its own; the four are
+// by the scale of the weights. Every fourth tile adds to the same one of four sums of floats, which are
 // added as (0 + 1) + (2 + 3) and multiplied by the scale of the column. So a column has the same bits
 // beside any others.
 
@@ -122,7 +122,7 @@ template <int... M>
 constexpr std::array<NibbleBy, sizeof...(M)> NibbleTable(std::integer_sequence<int, M...>) {
   return {{&NibblesBy<M + 1>...}};
 }
-constexpr auto kNibblesBy = NibbleTable(Counts{});
+constexpr auto kNibblesBy = NibbleTable(std::make_integer_sequence<int, kManyColumns - 1>{});
 
 #endif  // SPECJAX_BYTE_DOTS
 
