@@ -223,9 +223,9 @@ def test_an_unknown_config_name_lists_the_known_ones(capsys):
 
 
 def test_a_file_of_another_recipe_is_refused_with_the_one_that_it_is_of(capsys):
-    assert main(["eagle3", "--config", "embedded_medusa"]) == 2
+    assert main(["eagle3", "--config", "embedded_speculator"]) == 2
     said = capsys.readouterr().err
-    assert "is a configuration of the recipe heads" in said and "not of eagle3 (unknown" in said
+    assert "is a configuration of the recipe speculator" in said and "not of eagle3 (unknown" in said
 
 
 @pytest.mark.parametrize(
