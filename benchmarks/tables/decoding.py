@@ -114,6 +114,8 @@ def tables(rows) -> str:
             "line on), so that the rounds are those of a target that copies: its passes are "
             "computed, and what it would have said is not used.\n\n" + _real_text(given, count, "")
         )
+    if any("planned" in row for row, _ in rows):  # of cascades, which have no such aims
+        return "\n\n".join(parts)
     return "\n\n".join([*parts, "What was to be reached:", _goals(own, given)])
 
 
