@@ -3,8 +3,8 @@
 The head states the chance that a drafted token is accepted at temperature 1, ``1 - TV(q, p)``. The
 stated chances of held-out places are sorted into ten bins. The expected calibration error is the
 mean over places of how far the mean of a bin's stated chances is from that of the true ones. The
-mean error of a single place is stated too. Counts, not times: a
-busy machine gives the same figures.
+mean error of a single place is stated too. Nothing is timed, so a busy machine gives the same
+figures.
 """
 
 from __future__ import annotations

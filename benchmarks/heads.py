@@ -18,6 +18,7 @@ from specjax._internal import compile_cache
 from specjax.text.options import Drafting
 
 from . import heldout, runner
+from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "heads"
 WAYS = (
@@ -71,22 +72,21 @@ def page(header: dict, rows: list) -> str:
         "intervals of 95 % are over the prompts. *Round*: its time in plain steps. *Accepted*: the "
         "share of rounds in which a draft position was accepted.\n"
     )
+    columns = {
+        "head": lambda name, f: name,
+        "τ": lambda name, f: f"{f['tau']:.2f}",
+        "rounds": lambda name, f: cells.ratio(f["ratio_rounds"]),
+        "whole": lambda name, f: cells.ratio(f["ratio_whole"]),
+        "round, plain steps": lambda name, f: (
+            f"{f['seconds_per_round'] / f['seconds_per_plain_step']:.2f}"
+        ),
+        "accepted": lambda name, f: ", ".join(map(cells.share, f["acceptance_by_position"])),
+        "same text": lambda name, f: f["identical"] or "T > 0",
+    }
     for way, figures in rows:
         shape = f"tree {way['tree']}" if "tree" in way else f"{way['num']} tokens a round"
-        text += (
-            f"\n## T = {way['temperature']:g}, {shape}\n\n| head | τ | rounds | whole | round, "
-            "plain steps | accepted | same text |\n|---|---|---|---|---|---|---|\n"
-        )
         best = sorted(figures.items(), key=lambda one: -one[1]["ratio_rounds"]["median"])
-        for name, f in best:
-            ratios = [f"ratio_{kind}" for kind in ("rounds", "whole")]
-            told = [f"{f[r]['median']:.2f} [{f[r]['low']:.2f}, {f[r]['high']:.2f}]" for r in ratios]
-            cost = f["seconds_per_round"] / f["seconds_per_plain_step"]
-            accepted = ", ".join(f"{share:.0%}" for share in f["acceptance_by_position"])
-            text += (
-                f"| {name} | {f['tau']:.2f} | {told[0]} | {told[1]} | {cost:.2f} | {accepted} | "
-                f"{f['identical'] or '-'} |\n"
-            )
+        text += f"\n## T = {way['temperature']:g}, {shape}\n\n{cells.table(columns, best)}\n"
     return text
 
 

@@ -102,6 +102,16 @@ def test_a_column_in_sixteen_bits_has_a_scale_for_every_1024_inputs_and_says_wha
 
 @needs_kernels
 @pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_columns_beyond_those_that_are_packed_at_once_have_the_bits_of_few_columns(kind, turned):
+    weight, x = held(50, 192, kind)[0], normal(192, 520)  # 512 are packed at once
+    whole = np.asarray(calls.quantized_dots((weight,), x, turned)[0])
+    few = np.asarray(product(weight, x[:, 510:515]))
+    np.testing.assert_array_equal((whole.T if turned else whole)[:, 510:515], few)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_numbers_that_are_not_finite_give_the_same_bits_beside_few_columns_and_many(kind):
     weight, x = held(30, 2304, kind)[0], normal(2304, 9)
     x[5, 1], x[1030, 2], x[7, 3], x[:, 4], x[:1024, 0] = 1e30, np.inf, np.nan, 0, 1e-38
@@ -119,9 +129,10 @@ def test_passes_of_any_length_and_long_chunks_are_for_weights_that_are_multiplie
         weight = held(37, 192, kind)[0]
         taken = backend._call_for((weight,), x) is calls.quantized_dots
         assert taken == (with_bytes and kind in IN_BYTES), kind
-        chunk = CpuBackend().prefill_chunk(1 << 20, [weight, weight])
-        long = with_bytes and kind in IN_BYTES
-        assert chunk == (PREFILL_CHUNK if long else CpuBackend().prefill_chunk(1 << 20)), kind
+        for others in ([], [held(37, 192, "int8")[0]]):
+            chunk = CpuBackend().prefill_chunk(1 << 20, [*others, weight])
+            long = with_bytes and kind in IN_BYTES
+            assert chunk == (PREFILL_CHUNK if long else CpuBackend().prefill_chunk(1 << 20)), kind
 
 
 def summed(values, x, tile):

@@ -122,6 +122,7 @@ def cpu_peers(
 
 
 def _started(name: str, setting: Setting, cache) -> Child:
+    """An engine in a process of its own, whose messages go to a file in the folder ``cache``."""
     return Child(name, setting, cache / f"cpu-peers-{ADAPTERS[name].module}.log")
 
 

@@ -55,8 +55,8 @@ def long_rounds(rows) -> str:
         "Random weights attend to tokens anywhere in it, so that a window or a few chunks see next "
         "to nothing of what the target says: their τ is that of a useless drafter. What trained "
         "models accept is in *Acceptance by what is seen*; the time of a round does not depend on "
-        "the weights. *At τ of the first*: the ratio that the time "
-        "of the round gives with the τ of the first drafter of the row, computed."
+        "the weights. *At τ of the first* is computed: the ratio that the time of the round gives "
+        "with the τ of the first drafter of the row."
     )
     ways = [
         (row, way | figures | {"first": figures["ways"][0]["tau"]})

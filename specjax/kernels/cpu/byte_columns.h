@@ -32,6 +32,7 @@ inline bool HasByteDots() {
 }
 
 constexpr int64_t kManyColumns = 6;    // from so many on, tiles are faster than sums over lanes
+constexpr int64_t kMostColumns = 512;  // at a time: what they take is kept by the thread
 constexpr int64_t kBytes = 64;         // of a vector
 constexpr float kMostSixteen = 32639;  // 256 * 127 + 127
 
@@ -149,7 +150,7 @@ struct ManyColumns {
   int32_t* sums;   // [groups, tiles, kLanes]: of each tile 8 times the sum of the inputs
   int32_t* parts;  // [groups, blocks, 2, kLanes]: of each block 128 times the sums of the bytes
   float* scales;   // [groups, blocks, kLanes]
-  int64_t in, columns;
+  int64_t in, columns, stride;  // numbers between the inputs of a column of x
 
   int64_t Groups() const { return (columns + kLanes - 1) / kLanes; }
   int64_t Blocks() const { return (in + kDeep - 1) / kDeep; }
@@ -168,13 +169,13 @@ struct ManyColumns {
     return scales + (group * Blocks() + k / kDeep) * kLanes;
   }
 
-  // A block of a group, of x [in, columns].
+  // A block of a group of x.
   void Pack(const float* x, int64_t group, int64_t k) const {
     const int64_t deep = std::min(in - k, kDeep), steps = Steps(deep), first = group * kLanes;
     const int64_t left = columns - first;
     const __mmask16 held = left >= kLanes ? 0xffff : (1u << left) - 1;
     const auto load = [&](int64_t i) {
-      return i < deep ? _mm512_maskz_loadu_ps(held, x + (k + i) * columns + first) : _mm512_setzero_ps();
+      return i < deep ? _mm512_maskz_loadu_ps(held, x + (k + i) * stride + first) : _mm512_setzero_ps();
     };
     const __m512i no_sign = _mm512_set1_epi32(0x7fffffff), byte = _mm512_set1_epi32(255);
     __m512i most = _mm512_setzero_si512();
@@ -218,9 +219,10 @@ struct ManyColumns {
   }
 };
 
-// x [in, columns] -> ManyColumns, in memory of this thread.
-inline ManyColumns PackMany(ffi::ThreadPool& pool, const float* x, int64_t in, int64_t columns) {
-  ManyColumns made{nullptr, nullptr, nullptr, nullptr, in, columns};
+// The first `columns` of x [in, stride] -> ManyColumns, in memory of this thread.
+inline ManyColumns PackMany(ffi::ThreadPool& pool, const float* x, int64_t in, int64_t columns,
+                            int64_t stride) {
+  ManyColumns made{nullptr, nullptr, nullptr, nullptr, in, columns, stride};
   const int64_t groups = made.Groups(), tiles = made.Tiles(), blocks = made.Blocks();
   made.words = reinterpret_cast<int32_t*>(Scratch(2, groups * tiles * kTile * (2 * kLanes / 4)));
   made.sums = reinterpret_cast<int32_t*>(Scratch(3, groups * (tiles + 3 * blocks) * kLanes));

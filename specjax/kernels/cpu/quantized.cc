@@ -246,32 +246,32 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
   const auto four = [=](const Part& part) {
     return dots && part.kind == kFour && part.weight.zeros == nullptr;
   };
-  const auto end = parts.begin() + count;
-  const bool eights = std::any_of(parts.begin(), end, eight), fours = std::any_of(parts.begin(), end, four);
+  const auto as_bytes = [=](const Part& part) { return eight(part) || four(part); };
+  const auto first = parts.begin(), end = first + count;
+  const bool eights = std::any_of(first, end, eight), fours = std::any_of(first, end, four);
   if (many && (eights || fours)) {
-    const ManyColumns packed = PackMany(pool, x.typed_data(), in, columns);
     std::array<Part, kMost> tall;
-    const auto last = std::copy_if(parts.begin(), end, tall.begin(),
-                                   [=](const Part& part) { return eight(part) || four(part); });
+    const auto last = std::copy_if(first, end, tall.begin(), as_bytes);
     const int64_t tasks = DivideParts(tall.data(), last - tall.begin(), kTallRows);
-    Parallel(pool, tasks, [=](int64_t task) {
-      const auto [part, begin, height] = ShareOf(tall.data(), task, kTallRows);
-      const To to{transpose_out ? 1 : columns, transpose_out ? part->out : 1, false};
-      const Weight w = part->weight.From(begin);
-      const TallRows some{w.values, w.scales, w.bytes, w.groups, w.group, height};
-      (part->kind == kFour ? TallProducts<true> : TallProducts<false>)(
-          some, packed, part->result + begin * to.down, to);
-    });
-    count = std::remove_if(parts.begin(), end, [=](const Part& part) { return eight(part) || four(part); }) -
-            parts.begin();
+    for (int64_t column = 0; column < columns; column += kMostColumns) {
+      const int64_t some = std::min(kMostColumns, columns - column);
+      const ManyColumns packed = PackMany(pool, x.typed_data() + column, in, some, columns);
+      Parallel(pool, tasks, [=](int64_t task) {
+        const auto [part, begin, height] = ShareOf(tall.data(), task, kTallRows);
+        const To to{transpose_out ? 1 : columns, transpose_out ? part->out : 1, false};
+        const Weight w = part->weight.From(begin);
+        const TallRows rows{w.values, w.scales, w.bytes, w.groups, w.group, height};
+        float* y = part->result + begin * to.down + column * to.across;
+        (part->kind == kFour ? TallProducts<true> : TallProducts<false>)(rows, packed, y, to);
+      });
+    }
+    count = std::remove_if(first, end, as_bytes) - first;
     if (count == 0) return ffi::Error::Success();
   }
   FewColumns bytes{}, nibbles{};
   if (!many && eights) bytes = PackFew(x.typed_data(), in, columns, false);
   if (!many && fours) nibbles = PackFew(x.typed_data(), in, columns, true);
-  const bool floats = !std::all_of(parts.begin(), parts.begin() + count, [=](const Part& part) {
-    return eight(part) || four(part);
-  });
+  const bool floats = !std::all_of(first, first + count, as_bytes);
 #else
   constexpr bool floats = true;
 #endif
