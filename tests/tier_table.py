@@ -239,6 +239,7 @@ TABLE = {
         ("loop_on_kernels", FULL),
         ("derivatives|long_prompt|without_a_warning", MERGE),
     ],
+    "test_many_columns.py": [("narrower_vectors", FULL), ("derivatives|beside_any", MERGE)],
     "test_narrow.py": [("causal.*bfloat16", MERGE)],
     "test_native_library.py": [("without_a_compiler", FULL), ("of_the_wheel", MERGE)],
     "test_native_quantized.py": [

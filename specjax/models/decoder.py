@@ -55,15 +55,14 @@ class Attention(nnx.Module):
         kv, size, groups = c.num_kv_heads, c.head_dim, c.num_groups
         nodes = x.shape[1] // batch
         q, k, v = fused_linear(x, self.q, self.k, self.v)
-        q = q.reshape(kv, groups, size, batch, nodes).transpose(2, 3, 0, 1, 4)
+        q = q.reshape(kv, groups, size, batch, nodes)
         if self.q_norm is not None:
-            q = self.q_norm(q)
-        if rope is not None:
-            cos, sin = rope  # [E / 2, B, N], or fewer features
-            q = rotate(q, cos[:, :, None, None], sin[:, :, None, None], axis=0)
+            q = jnp.moveaxis(self.q_norm(jnp.moveaxis(q, 2, 0)), 0, 2)
+        if rope is not None:  # cos, sin: [E / 2, B, N], or fewer features
+            q = rotate(q, *rope, axis=2)
         if c.query_scalar is not None:  # ``attend`` divides by the root of the head's size
             q = q * (size / c.query_scalar) ** 0.5
-        q = q.transpose(1, 2, 0, 3, 4)  # [B, K, E, G, N]
+        q = q.transpose(3, 0, 2, 1, 4)  # [B, K, E, G, N]
         out, entries = attention(q, *self.entries(k, v, rope, batch))  # [B, K, E, G, N]
         out = out.transpose(1, 3, 2, 0, 4).reshape(kv * groups * size, batch * nodes)
         return self.o(out), entries
@@ -74,14 +73,13 @@ class Attention(nnx.Module):
         ``k`` and ``v`` are the projections ``[K * E, B * N]`` of the input.
         """
         heads, size = self.config.num_kv_heads, self.config.head_dim
-        k = k.reshape(heads, size, batch, -1).transpose(1, 2, 0, 3)
+        k = k.reshape(heads, size, batch, -1)
         if self.k_norm is not None:
-            k = self.k_norm(k)
+            k = jnp.moveaxis(self.k_norm(jnp.moveaxis(k, 1, 0)), 0, 1)
         if rope is not None:
-            cos, sin = rope
-            k = rotate(k, cos[:, :, None], sin[:, :, None], axis=0)
-        v = v.reshape(heads, size, batch, -1).transpose(2, 0, 3, 1)
-        return k.transpose(1, 2, 3, 0), v
+            k = rotate(k, *rope, axis=1)
+        v = v.reshape(heads, size, batch, -1)
+        return k.transpose(2, 0, 3, 1), v.transpose(2, 0, 3, 1)
 
 
 class MLP(nnx.Module):

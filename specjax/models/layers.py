@@ -175,10 +175,10 @@ def _magnitude(factor: float, scale: float) -> float:
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, axis: int) -> jax.Array:
     """Applies rotary embedding along ``axis``, in the convention of halves.
 
-    With ``n`` rows in ``cos`` and ``sin``, feature ``i < n`` is rotated with feature ``n + i``.
-    Features from ``2 n`` on stay as they are.
+    With ``n`` rows in ``cos`` and ``sin``, whose axes are those of ``x`` from ``axis`` on, feature
+    ``i < n`` is rotated with feature ``n + i``. Features from ``2 n`` on stay as they are.
     """
-    half = cos.shape[axis]
+    half = cos.shape[0]
     first, second, rest = jnp.split(x, (half, 2 * half), axis=axis)
     turned = [first * cos - second * sin, second * cos + first * sin]
     return jnp.concatenate([*turned, rest] if rest.shape[axis] else turned, axis=axis)

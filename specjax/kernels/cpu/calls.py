@@ -13,7 +13,8 @@ import numpy as np
 
 from .. import narrow, quantized
 
-MOST_COLUMNS = 32  # beyond, XLA's own product is as fast
+MOST_COLUMNS = 32  # that sums along inputs are fast for
+MOST_MANY_COLUMNS = 512  # that sums along columns are; beyond, XLA's own product is as fast
 MOST_TILE_COLUMNS = 512  # the same of bfloat16 by tiles (AMX), which XLA's product never overtakes
 MOST_WEIGHTS = 8  # kMost of the source
 _SUFFIXES = {jnp.dtype(name): f"_{name}" for name in ("bfloat16", "float16")} | {
@@ -66,10 +67,33 @@ def _products(call: str, weights: tuple, arrays: Iterable, x, transpose_out: boo
 
 @dots.defjvp
 def _dots_jvp(transpose_out, primals, tangents):
+    return _jvp_of(dots, transpose_out, primals, tangents)
+
+
+def _jvp_of(call, transpose_out, primals, tangents):
     (weights, x), (d_weights, d_x) = primals, tangents
     pairs = zip(weights, d_weights, strict=True)
     changes = [jnp.dot(d_weight, x) + jnp.dot(weight, d_x) for weight, d_weight in pairs]
-    return dots(weights, x, transpose_out), tuple(y.T if transpose_out else y for y in changes)
+    return call(weights, x, transpose_out), tuple(y.T if transpose_out else y for y in changes)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def many_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
+    """``dots`` of weights in float32 where ``x [in, M]`` has many columns, as a prompt has: the sums
+    of a column are made in another order, which does not depend on the other columns either.
+
+    Raises:
+      ValueError: other shapes or types; the kernel itself checks nothing.
+    """
+    _check_shapes("many_dots", weights, x)
+    for array in (x, *weights):
+        _check_types(array=array)
+    return _products("specjax_many_products", weights, weights, x, transpose_out)
+
+
+@many_dots.defjvp
+def _many_dots_jvp(transpose_out, primals, tangents):
+    return _jvp_of(many_dots, transpose_out, primals, tangents)
 
 
 def half_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:

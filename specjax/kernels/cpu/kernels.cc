@@ -1,4 +1,4 @@
-// Products of a weight matrix with a few columns, attention over a cache, norms and argmax, for CPUs.
+// Products of a weight matrix with columns, attention over a cache, norms and argmax, for CPUs.
 //
 // Every function is deterministic: which thread computes a row does not change it.
 //
@@ -7,6 +7,7 @@
 #include "argmax.h"
 #include "attention.h"
 #include "dots.h"
+#include "many_columns.h"
 #include "norm.h"
 #include "products.h"
 
@@ -17,6 +18,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxArgmax, Argmax,
                                   .Ret<ffi::Buffer<ffi::S32>>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProducts, Products, BindProducts());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxManyProducts, ManyProducts, BindProducts());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProductsBfloat16, HalfProducts, BindProducts<ffi::BF16>());
 

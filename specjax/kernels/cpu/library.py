@@ -23,6 +23,7 @@ SYMBOLS = {
         "specjax_argmax": "SpecjaxArgmax",
         "specjax_attention": "SpecjaxAttention",
         "specjax_attention_bfloat16": "SpecjaxAttentionBfloat16",
+        "specjax_many_products": "SpecjaxManyProducts",
         "specjax_norm": "SpecjaxNorm",
         "specjax_norm_bfloat16": "SpecjaxNormBfloat16",
         "specjax_products": "SpecjaxProducts",

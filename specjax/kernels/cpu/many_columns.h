@@ -1,0 +1,127 @@
+// Products of weight matrices with many columns, as of a prompt: tiles of rows and columns whose sums
+// stay in registers, while inputs go by one after the other.
+
+#ifndef SPECJAX_MANY_COLUMNS_H_
+#define SPECJAX_MANY_COLUMNS_H_
+
+#include "bfloat16.h"
+#include "tasks.h"
+#include "vectors.h"
+
+namespace {
+
+constexpr int kTileRows = 6, kTileVectors = kRegisters == 32 ? 4 : 2;  // of sums in registers
+constexpr int64_t kTileColumns = kTileVectors * kLanes;
+constexpr int64_t kInputs = 128;  // at a time, so that their columns of a tile stay in the L1 cache
+constexpr int64_t kRowsOfTask = 8 * kTileRows;
+
+// x [in, columns] -> inputs first ... last - 1 of [tiles, in, kTileColumns]; zeros fill up the last.
+inline void PackTile(const float* x, int64_t columns, int64_t in, int64_t first, int64_t last,
+                     float* packed) {
+  for (int64_t m = 0; m < columns; m += kTileColumns) {
+    const int64_t held = std::min(kTileColumns, columns - m);
+    for (int64_t k = first; k < last; ++k) {
+      float* to = packed + m * in + k * kTileColumns;
+      std::memcpy(to, x + k * columns + m, sizeof(float) * held);
+      std::fill(to + held, to + kTileColumns, 0.0f);
+    }
+  }
+}
+
+// Sums of R rows, `stride` apart, and V vectors of columns over `inputs`, added to y [R, columns] or
+// put there.
+template <int R, int V>
+ALWAYS_INLINE void SumTile(const float* w, int64_t stride, const float* x, int64_t inputs, float* y,
+                           int64_t pitch, bool add) {
+  Vec sum[R * V];
+  UNROLL
+  for (int i = 0; i < R * V; ++i) sum[i] = Vec{};
+  for (int64_t k = 0; k < inputs; ++k) {
+    Vec b[V];
+    UNROLL
+    for (int v = 0; v < V; ++v) b[v] = Once(Load(x + k * kTileColumns + v * kLanes));
+    UNROLL
+    for (int r = 0; r < R; ++r) {
+      const Vec a = All(w[r * stride + k]);
+      UNROLL
+      for (int v = 0; v < V; ++v) sum[r * V + v] = Fma(a, b[v], sum[r * V + v]);
+    }
+  }
+  UNROLL
+  for (int r = 0; r < R; ++r) {
+    UNROLL
+    for (int v = 0; v < V; ++v) {
+      float* at = y + r * pitch + v * kLanes;
+      Store(at, add ? Load(at) + sum[r * V + v] : sum[r * V + v]);
+    }
+  }
+}
+
+template <int V>
+void SumRows(const float* w, int64_t stride, const float* x, int64_t inputs, int64_t rows, float* y,
+             int64_t pitch, bool add) {
+  int64_t r = 0;
+  for (; r + kTileRows <= rows; r += kTileRows)
+    SumTile<kTileRows, V>(w + r * stride, stride, x, inputs, y + r * pitch, pitch, add);
+  for (; r + 2 <= rows; r += 2)
+    SumTile<2, V>(w + r * stride, stride, x, inputs, y + r * pitch, pitch, add);
+  if (r < rows) SumTile<1, V>(w + r * stride, stride, x, inputs, y + r * pitch, pitch, add);
+}
+
+using SumsOfRows = void (*)(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t, bool);
+template <int... V>
+constexpr std::array<SumsOfRows, sizeof...(V)> SumTable(std::integer_sequence<int, V...>) {
+  return {{&SumRows<V + 1>...}};
+}
+constexpr auto kSumRows = SumTable(std::make_integer_sequence<int, kTileVectors>{});
+
+// x [in, columns], weights [out, in] -> results [out, columns] each, or, with `transpose_out`,
+// [columns, out]; all float32. A column's sum does not depend on the others: that of kInputs inputs
+// at a time, one after the other.
+ffi::Error ManyProducts(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::RemainingArgs weights,
+                        bool transpose_out, ffi::RemainingRets results) {
+  SameParts<float> read;
+  const ffi::Error problem = read.Read<ffi::F32>(weights, results);
+  if (problem.failure()) return problem;
+  auto& parts = read.parts;
+  const int64_t in = x.dimensions()[0], columns = x.dimensions()[1];
+  const int64_t tiles = (columns + kTileColumns - 1) / kTileColumns;
+  const int64_t blocks = (in + kInputs - 1) / kInputs;
+  const float* from = x.typed_data();
+  float* packed = Scratch(0, tiles * kTileColumns * in);
+  Parallel(pool, blocks, [=](int64_t block) {
+    const int64_t k = block * kInputs;
+    PackTile(from, columns, in, k, std::min(k + kInputs, in), packed);
+  });
+  const int64_t tasks = DivideParts(parts.data(), weights.size(), kRowsOfTask);
+  Parallel(pool, tasks, [=](int64_t task) {
+    const auto [part, begin, height] = ShareOf(parts.data(), task, kRowsOfTask);
+    const float* w = part->weight + begin * in;
+    const int64_t pitch = tiles * kTileColumns, whole = columns / kLanes * kLanes;
+    // sums of whole vectors go where they belong, others by way of the thread's memory
+    const bool straight = !transpose_out && whole == columns;
+    float* y = straight ? part->result + begin * columns : Scratch(1, height * pitch);
+    const int64_t down = straight ? columns : pitch;
+    for (int64_t k = 0; k < in; k += kInputs) {
+      const int64_t inputs = std::min(kInputs, in - k);
+      for (int64_t m = 0; m < columns; m += kTileColumns) {
+        const int64_t vectors = (std::min(kTileColumns, columns - m) + kLanes - 1) / kLanes;
+        kSumRows[vectors - 1](w + k, in, packed + m * in + k * kTileColumns, inputs, height, y + m,
+                              down, k > 0);
+      }
+    }
+    if (straight) return;
+    for (int64_t r = 0; r < height; ++r) {
+      if (transpose_out) {
+        for (int64_t m = 0; m < columns; ++m) part->result[m * part->out + begin + r] = y[r * pitch + m];
+      } else {
+        std::memcpy(part->result + (begin + r) * columns, y + r * pitch, sizeof(float) * columns);
+      }
+    }
+  });
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+#endif  // SPECJAX_MANY_COLUMNS_H_
