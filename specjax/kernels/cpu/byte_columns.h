@@ -37,7 +37,8 @@ constexpr int64_t kBytes = 64;         // of a vector
 constexpr float kMostSixteen = 32639;  // 256 * 127 + 127
 
 // sum += the products of bytes from 0 to 255 with signed bytes, of four neighbours a lane.
-ALWAYS_INLINE void AddDots(__m512i& sum, __m512i bytes, __m512i signed_bytes) {
+template <typename Sum>
+ALWAYS_INLINE void AddDots(Sum& sum, __m512i bytes, __m512i signed_bytes) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(bytes), "v"(signed_bytes));
 }
 

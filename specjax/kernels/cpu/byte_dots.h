@@ -66,7 +66,7 @@ ALWAYS_INLINE void FewBytes(const int8_t* w, const float* scale, int64_t bytes, 
     for (int m = 0; m < M; ++m) {
       const __m512i b = _mm512_loadu_si512(from + 2 * m * length + i);
       UNROLL
-      for (int r = 0; r < R; ++r) AddDots(reinterpret_cast<__m512i&>(sum[r * M + m]), a[r], b);
+      for (int r = 0; r < R; ++r) AddDots(sum[r * M + m], a[r], b);
     }
   }
   const int64_t at = x.Index(k, column);
