@@ -1,4 +1,4 @@
-// Products of rows with many columns, a vector of columns at a time, which have the bits of the
+// Products of rows with many columns, vectors of columns at a time, which have the bits of the
 // products with few columns.
 
 #ifndef SPECJAX_WIDE_COLUMNS_H_
@@ -8,36 +8,53 @@
 
 namespace {
 
-// sum[r] = the sum over lanes I, I + H, I + 2 H ... of a vector that would hold inputs of row r: the
-// inputs of a lane one by one, and lanes as `Sums` adds them.
-template <int R, int H = 1, int I = 0>
-ALWAYS_INLINE void WideLanes(const float* w, int64_t in, const float* x, int64_t end, Vec* sum) {
-  if constexpr (H == kLanes) {
+// sum[r, v] = the sum over lanes I, I + H, I + 2 H ... of a vector that would hold inputs of row r: the
+// inputs of a lane one by one, and lanes as `Sums` adds them. The last two lanes are summed side by
+// side.
+template <int R, int V, int H = 1, int I = 0>
+ALWAYS_INLINE void WideLanes(const float* w, int64_t in, const Vec* x, int64_t end, Vec* sum) {
+  Vec other[R * V];
+  if constexpr (2 * H == kLanes) {
     UNROLL
-    for (int r = 0; r < R; ++r) sum[r] = Vec{};
+    for (int j = 0; j < R * V; ++j) sum[j] = other[j] = Vec{};
     for (int64_t k = I; k < end; k += kLanes) {
-      const Vec b = Load(x + k * kLanes);
+      Vec a[V], b[V];
       UNROLL
-      for (int r = 0; r < R; ++r) sum[r] = Fma(All(w[r * in + k]), b, sum[r]);
+      for (int v = 0; v < V; ++v) a[v] = Once(x[k * V + v]), b[v] = Once(x[(k + H) * V + v]);
+      UNROLL
+      for (int r = 0; r < R; ++r) {
+        const Vec first = All(w[r * in + k]), second = All(w[r * in + k + H]);
+        UNROLL
+        for (int v = 0; v < V; ++v) {
+          sum[r * V + v] = Fma(first, a[v], sum[r * V + v]);
+          other[r * V + v] = Fma(second, b[v], other[r * V + v]);
+        }
+      }
     }
   } else {
-    Vec other[R];
-    WideLanes<R, 2 * H, I>(w, in, x, end, sum);
-    WideLanes<R, 2 * H, I + H>(w, in, x, end, other);
-    UNROLL
-    for (int r = 0; r < R; ++r) sum[r] += other[r];
+    WideLanes<R, V, 2 * H, I>(w, in, x, end, sum);
+    WideLanes<R, V, 2 * H, I + H>(w, in, x, end, other);
   }
+  UNROLL
+  for (int j = 0; j < R * V; ++j) sum[j] += other[j];
 }
 
-// y[r, lane] = sum_k w[r, k] x[k, lane].
-template <int R>
-void Wide(const float* w, const float* x, int64_t in, Vec* y) {
+// y[r, v] = sum_k w[r, k] x[k, v] of R rows and V vectors of columns.
+template <int R, int V>
+void Wide(const float* w, const Vec* x, int64_t in, Vec* y) {
+  Vec sum[R * V];
   const int64_t end = in / kLanes * kLanes;
-  WideLanes<R>(w, in, x, end, y);
+  WideLanes<R, V>(w, in, x, end, sum);
   for (int64_t k = end; k < in; ++k) {
-    const Vec b = Load(x + k * kLanes);
-    for (int r = 0; r < R; ++r) y[r] = Fma(All(w[r * in + k]), b, y[r]);
+    UNROLL
+    for (int r = 0; r < R; ++r) {
+      UNROLL
+      for (int v = 0; v < V; ++v)
+        sum[r * V + v] = Fma(All(w[r * in + k]), x[k * V + v], sum[r * V + v]);
+    }
   }
+  UNROLL
+  for (int j = 0; j < R * V; ++j) y[j] = sum[j];
 }
 
 }  // namespace
