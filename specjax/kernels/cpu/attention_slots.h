@@ -1,9 +1,8 @@
-// The slots of a cache that a row has used, and its own entries.
+// What attention of few and of many columns have in common: the slots that one head of one row reads.
 
 #ifndef SPECJAX_ATTENTION_SLOTS_H_
 #define SPECJAX_ATTENTION_SLOTS_H_
 
-#include "bfloat16.h"
 #include "vectors.h"
 
 namespace {

@@ -1,59 +1,58 @@
 // Attention of more columns than `kFew`: a vector holds columns, so that maxima, weights and sums of
-// a softmax need nothing of other lanes.
+// a softmax need no other lane. Scores and values are outer products: numbers of several slots, or
+// features, meet several vectors of columns, and the sums stay in the registers.
 
 #ifndef SPECJAX_ATTENTION_WIDE_H_
 #define SPECJAX_ATTENTION_WIDE_H_
 
 #include "attention_slots.h"
+#include "bfloat16.h"
 #include "softmax.h"
+#include "vectors.h"
 #include "wide_columns.h"
 
 namespace {
 
-constexpr int kMostVectors = 3;  // of columns, which are taken together
-
-typedef uint8_t ByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
+constexpr int kMostVectors = 3;  // of columns, which a task takes together
 
 // V vectors of columns of one key/value head of one row: a running softmax over blocks of slots
 // (2205.14135, forward).
 template <int V>
 struct WideTile {
-  static constexpr int kRows = kRegisters / (V == 1 ? 4 : 8);  // slots that are scored at once
-  static constexpr int kWeighed = V == 1 ? kRegisters / 2 : kRegisters / 4;  // features at once
+  static constexpr int kRows = kRegisters / (V == 1 ? 4 : 8);               // slots at a time
+  static constexpr int kWeighed = V == 1 ? kRegisters / 2 : kRegisters / 4;  // features at a time
 
   int64_t size;
-  const Vec* query;  // [size, V], scaled
-  Vec* out;          // unnormalised, [size, V]
-  Vec top[V], total[V];  // running maxima and sums of weights
-  Vec scores[kSlots * V];
+  const Vec* query;      // [size, V], scaled
+  Vec* out;              // unnormalised, [size, V]
+  Vec top[V], total[V];  // running maxima, and sums of weights
+  alignas(64) Vec scores[kSlots * V];
 
-  // `mask` [count, pitch], or null: all are seen; vector v begins at mask[first[v]].
+  // `mask` [count, pitch], or null: all are seen; that of vector v begins at mask[first[v]]. With
+  // `fetch`, values are fetched from memory while keys are scored, and the keys of the next slots
+  // while values are weighed: either loop alone would wait for memory, which would rest in the other.
+  template <bool fetch>
   void Add(const float* keys, const float* values, int64_t count, const bool* mask, int64_t pitch,
            const int64_t* first) {
-    if (count < kRows) {
-      for (int64_t s = 0; s < count; ++s) Wide<1, V>(keys + s * size, query, size, scores + s * V);
-    } else {
-      // the last rows overlap those before them
-      for (int64_t s = 0; s < count; s += kRows) {
-        const int64_t at = std::min(s, count - kRows);
-        Wide<kRows, V>(keys + at * size, query, size, scores + at * V);
-      }
+    if (fetch)
+      for (int64_t s = 0; s < count % kRows; ++s) FetchRow(values + s * size);
+    for (int64_t s = 0; s < count && count < kRows; ++s)
+      Wide<1, V>(keys + s * size, query, size, scores + s * V);
+    for (int64_t s = 0; s < count && count >= kRows; s += kRows) {
+      const int64_t at = std::min(s, count - kRows);  // the last slots overlap those before them
+      if (fetch)
+        for (int64_t r = 0; r < kRows; ++r) FetchRow(values + (at + r) * size);
+      Wide<kRows, V>(keys + at * size, query, size, scores + at * V);
     }
     Vec best[V], fade[V], sum[V];
     for (int v = 0; v < V; ++v) best[v] = All(kHidden);
-    if (mask != nullptr) {
-      for (int64_t s = 0; s < count; ++s) {
-        UNROLL
-        for (int v = 0; v < V; ++v) {
-          const ByteVec bytes = *reinterpret_cast<const ByteVec*>(mask + s * pitch + first[v]);
-          const IntVec seen = __builtin_convertvector(bytes, IntVec);
-          scores[s * V + v] = seen != 0 ? scores[s * V + v] : All(kHidden);
-        }
-      }
-    }
     for (int64_t s = 0; s < count; ++s) {
       UNROLL
-      for (int v = 0; v < V; ++v) best[v] = Max(best[v], scores[s * V + v]);
+      for (int v = 0; v < V; ++v) {
+        Vec& score = scores[s * V + v];
+        if (mask != nullptr) score = Seen(mask + s * pitch + first[v], score);
+        best[v] = Max(best[v], score);
+      }
     }
     UNROLL
     for (int v = 0; v < V; ++v) {
@@ -69,13 +68,21 @@ struct WideTile {
     UNROLL
     for (int v = 0; v < V; ++v) total[v] = sum[v];
     int64_t e = 0;
-    for (; e + kWeighed <= size; e += kWeighed) Weigh<kWeighed>(values + e, count, fade, out + e * V);
-    for (; e < size; ++e) Weigh<1>(values + e, count, fade, out + e * V);
+    for (; e + kWeighed <= size; e += kWeighed) {
+      const bool line = e * 4 % kLine == 0;
+      const float* next = fetch && line ? keys + kSlots * size + e : nullptr;
+      Weigh<kWeighed>(values + e, count, fade, out + e * V, next);
+    }
+    for (; e < size; ++e) Weigh<1>(values + e, count, fade, out + e * V, nullptr);
   }
 
-  // N features of the values.
+  void FetchRow(const float* row) const {
+    for (int64_t e = 0; e < size; e += kLine / 4) __builtin_prefetch(row + e, 0, 2);
+  }
+
+  // N features of the values; the line of each slot from `next` on, if any, is fetched.
   template <int N>
-  void Weigh(const float* values, int64_t count, const Vec* fade, Vec* o) const {
+  void Weigh(const float* values, int64_t count, const Vec* fade, Vec* o, const float* next) const {
     Vec sum[N * V];
     UNROLL
     for (int i = 0; i < N; ++i) {
@@ -83,6 +90,7 @@ struct WideTile {
       for (int v = 0; v < V; ++v) sum[i * V + v] = o[i * V + v] * fade[v];
     }
     for (int64_t s = 0; s < count; ++s) {
+      if (next != nullptr) __builtin_prefetch(next + s * size, 0, 2);
       Vec weight[V];
       UNROLL
       for (int v = 0; v < V; ++v) weight[v] = Once(scores[s * V + v]);
@@ -98,75 +106,107 @@ struct WideTile {
   }
 };
 
+// The vectors of columns of a head, each with the node of its first column: those of the same nodes
+// come one after the other, since they see equally many of the own entries.
+struct WideVector {
+  int64_t node, column;
+};
+using WideOrder = std::vector<WideVector>;
+inline WideOrder OrderOf(int64_t columns, int64_t nodes) {
+  WideOrder order;
+  for (int64_t c = 0; c < columns; c += kLanes) order.push_back({c % nodes, c});
+  std::sort(order.begin(), order.end(), [](const WideVector& a, const WideVector& b) {
+    return a.node != b.node ? a.node < b.node : a.column < b.column;
+  });
+  return order;
+}
+
+// Into how many tasks the vectors of each of `heads` heads are divided.
+inline int64_t TilesOf(int64_t vectors, int64_t heads, int64_t threads) {
+  const int64_t least = (vectors + kMostVectors - 1) / kMostVectors;
+  return std::max(least, std::min(vectors, (threads + heads - 1) / heads));
+}
+
+// Masks [rows, own, pitch] of which a vector of columns can be read from every node on.
+struct WideMasks {
+  const bool* seen;
+  int64_t pitch, step;  // from slot to slot and from row to row
+};
+// `seen` [rows, own, nodes], where column c is about node c % nodes.
+inline WideMasks PadMasks(const bool* seen, int64_t rows, int64_t own, int64_t nodes) {
+  if (nodes % kLanes == 0) return {seen, nodes, rows == 1 ? 0 : own * nodes};
+  const int64_t pitch = nodes + kLanes - 1;
+  bool* padded = reinterpret_cast<bool*>(Scratch(4, (rows * own * pitch + 3) / 4));
+  for (int64_t s = 0; s < rows * own; ++s) {
+    bool* to = padded + s * pitch;
+    std::copy_n(seen + s * nodes, nodes, to);
+    for (int64_t i = nodes; i < pitch; ++i) to[i] = to[i - nodes];
+  }
+  return {padded, pitch, rows == 1 ? 0 : own * pitch};
+}
+
 // Whether one of a vector of columns sees a slot.
-inline bool AnySeen(const bool* mask) {
-  uint32_t any = 0, word;
+inline bool AnySeen(const bool* seen) {
+  uint32_t any = 0, part;
   for (int i = 0; i < kLanes; i += 4) {
-    std::memcpy(&word, mask + i, 4);
-    any |= word;
+    std::memcpy(&part, seen + i, 4);
+    any |= part;
   }
   return any != 0;
 }
 
-// What all heads of one row have in common.
-struct WideMask {
-  const bool* seen;  // [own, pitch]
-  int64_t pitch, nodes;
-};
-
-// The vectors of columns order[0 ... V-1] of one head of one row: its query and result
-// [size, columns].
+// V vectors of columns of one head of row `row`: its query and result [size, columns].
 template <int V, typename T>
-void WideColumns(const T* query, int64_t size, int64_t columns, const int64_t* order,
-                 const WideMask& mask, const Both<T>& both, T* result) {
-  Vec* packed = reinterpret_cast<Vec*>(Scratch(1, size * V * kLanes));
-  Vec* out = reinterpret_cast<Vec*>(Scratch(2, size * V * kLanes));
-  const float scale = kLog2E / std::sqrt(float(size));
+void WideColumns(const T* query, int64_t size, int64_t columns, const WideVector* vectors,
+                 const Both<T>& both, const WideMasks& masks, int64_t row, T* result) {
   WideTile<V> tile;
-  tile.size = size, tile.query = packed, tile.out = out;
-  int64_t first[V], own = 0;
+  Vec* packed = reinterpret_cast<Vec*>(Scratch(1, size * V * kLanes));
+  tile.size = size, tile.query = packed;
+  tile.out = reinterpret_cast<Vec*>(Scratch(2, size * V * kLanes));
+  const float scale = kLog2E / std::sqrt(float(size));
+  const bool* seen = masks.seen + row * masks.step;
+  int64_t first[V], own = 0;  // own entries that are seen, but for hidden ones among them
   for (int v = 0; v < V; ++v) {
-    const int64_t column = order[v] * kLanes, count = std::min<int64_t>(kLanes, columns - column);
+    first[v] = vectors[v].node;
+    const int64_t column = vectors[v].column, count = std::min<int64_t>(kLanes, columns - column);
     for (int64_t e = 0; e < size; ++e) {
       const T* from = query + e * columns + column;
+      Vec x{};
       if (count == kLanes) {
-        packed[e * V + v] = Load(from) * scale;
+        x = Load(from);
       } else {
-        Vec x{};
-        for (int64_t lane = 0; lane < count; ++lane) x[lane] = Number(from[lane]) * scale;
-        packed[e * V + v] = x;
+        for (int64_t lane = 0; lane < count; ++lane) x[lane] = Number(from[lane]);
       }
+      packed[e * V + v] = x * scale;
+      tile.out[e * V + v] = Vec{};
     }
-    tile.top[v] = All(kFloor);
-    tile.total[v] = Vec{};
-    first[v] = column % mask.nodes;
+    tile.top[v] = All(kFloor), tile.total[v] = Vec{};
     int64_t end = both[1].count;
-    while (end > own && !AnySeen(mask.seen + (end - 1) * mask.pitch + first[v])) --end;
+    while (end > own && !AnySeen(seen + (end - 1) * masks.pitch + first[v])) --end;
     own = std::max(own, end);
   }
-  std::fill_n(out, size * V, Vec{});
-  for (int part = 0; part < 2; ++part) {
-    const Slots<T>& slots = both[part];
-    const int64_t end = part == 0 ? slots.count : own;
-    for (int64_t s = 0; s < end; s += kSlots) {
-      const int64_t count = std::min<int64_t>(kSlots, end - s);
+  const auto add = [&](const Slots<T>& slots, int64_t used, const bool* mask) {
+    for (int64_t s = 0; s < used; s += kSlots) {
+      const int64_t count = std::min<int64_t>(kSlots, used - s);
       const T *keys = slots.keys + s * size, *values = slots.values + s * size;
-      const bool* seen = part == 0 ? nullptr : mask.seen + s * mask.pitch;
+      const bool* part = mask == nullptr ? nullptr : mask + s * masks.pitch;
       if constexpr (std::is_same_v<T, float>) {
-        tile.Add(keys, values, count, seen, mask.pitch, first);
+        tile.template Add<true>(keys, values, count, part, masks.pitch, first);
       } else {  // numbers are spread over lanes one by one, so they are made floats first
         float *whole = Scratch(0, 2 * kSlots * size), *other = whole + kSlots * size;
         for (int64_t i = 0; i < count * size; ++i) whole[i] = Number(keys[i]);
         for (int64_t i = 0; i < count * size; ++i) other[i] = Number(values[i]);
-        tile.Add(whole, other, count, seen, mask.pitch, first);
+        tile.template Add<false>(whole, other, count, part, masks.pitch, first);
       }
     }
-  }
+  };
+  add(both[0], both[0].count, nullptr);
+  add(both[1], own, seen);
   for (int v = 0; v < V; ++v) {
-    const int64_t column = order[v] * kLanes, count = std::min<int64_t>(kLanes, columns - column);
+    const int64_t column = vectors[v].column, count = std::min<int64_t>(kLanes, columns - column);
     const Vec part = 1.0f / tile.total[v];
     for (int64_t e = 0; e < size; ++e) {
-      const Vec o = out[e * V + v] * part;
+      const Vec o = tile.out[e * V + v] * part;
       T* to = result + e * columns + column;
       if (count == kLanes) {
         Put(o, to);
@@ -176,6 +216,11 @@ void WideColumns(const T* query, int64_t size, int64_t columns, const int64_t* o
     }
   }
 }
+
+// By the number of vectors, less one.
+template <typename T>
+constexpr std::array<decltype(&WideColumns<1, T>), kMostVectors> kWide = {
+    {&WideColumns<1, T>, &WideColumns<2, T>, &WideColumns<3, T>}};
 
 }  // namespace
 

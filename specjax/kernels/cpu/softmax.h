@@ -31,19 +31,47 @@ inline Vec Power(Vec x) {
   return dead ? Vec{} : reinterpret_cast<const Vec&>(bits);
 }
 
+// p 2^x of whole numbers x <= 0.
+inline Vec Scaled(Vec p, Vec x) {
+#if defined(__AVX512F__)
+  const __mmask16 alive = _mm512_cmp_ps_mask(x, All(kLeast), _CMP_NLT_UQ);
+  return _mm512_maskz_scalef_ps(alive, p, x);
+#else
+  return x < All(kLeast) ? Vec{} : p * Power(x);
+#endif
+}
+
+// f, which may be no number, or the nearest of -1 and 1.
+inline Vec Clamped(Vec f) {
+  const Vec one = All(1.0f);
+#if defined(__AVX512F__)
+  return _mm512_maskz_min_ps(-1, one, _mm512_maskz_max_ps(-1, -one, f));
+#else
+  return f < -one ? -one : f > one ? one : f;
+#endif
+}
+
 // 2^(t - n), relative error below 2e-7 (Cephes).
 inline Vec Weights(Vec t, Vec n) {
-  const Vec whole = Round(t), one = All(1.0f);
-  Vec f = t - whole;  // within a half, unless t is beyond 2^22
-  f = f < -one ? -one : f > one ? one : f;
+  const Vec whole = Round(t), f = Clamped(t - whole);  // within a half, unless t is beyond 2^22
   Vec p = Fma(All(1.535336188e-4f), f, All(1.339887440e-3f));
   p = Fma(p, f, All(9.618437357e-3f));
   p = Fma(p, f, All(5.550332471e-2f));
   p = Fma(p, f, All(2.402264791e-1f));
   p = Fma(p, f, All(6.931472029e-1f));
-  p = Fma(p, f, one);
-  const Vec x = whole - n;
-  return x < All(kLeast) ? Vec{} : p * Power(x);
+  p = Fma(p, f, All(1.0f));
+  return Scaled(p, whole - n);
+}
+
+// x where `seen` is true, and kHidden elsewhere.
+inline Vec Seen(const bool* seen, Vec x) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(seen));
+  return _mm512_mask_mov_ps(All(kHidden), _mm_test_epi8_mask(bytes, bytes), x);
+#else
+  for (int i = 0; i < kLanes; ++i) x[i] = seen[i] ? x[i] : kHidden;
+  return x;
+#endif
 }
 
 }  // namespace
