@@ -191,10 +191,12 @@ ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<kType> query, ffi::Buffer
   const bool few = columns <= kFew;
   const WideOrder order = few ? WideOrder{} : OrderOf(columns, nodes);
   const WideMasks masks = few ? WideMasks{} : PadMasks(seen, mask.dimensions()[0], own, nodes);
-  const int64_t tiles = few ? 1 : TilesOf(order.size(), batch * heads, pool.num_threads());
+  const int64_t threads = std::max<int64_t>(1, pool.num_threads());
+  const int64_t tiles = few ? 1 : TilesOf(order.size(), batch * heads, threads);
 
   const auto tile = [=, &order](int64_t task) {
-    const int64_t head = task / tiles, row = head / heads;
+    const auto [head, part] = WideTask(task, batch * heads, tiles, threads);
+    const int64_t row = head / heads;
     const int64_t at = head * slots * size, own_at = head * own * size;
     const int64_t used = std::clamp<int64_t>(lengths[row], 0, slots);
     const T* from = q + head * size * columns;
@@ -204,8 +206,7 @@ ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<kType> query, ffi::Buffer
     if (few) {
       kNarrow<T>[columns - 1](from, size, nodes, both, to);
     } else {
-      const int64_t begin = task % tiles * order.size() / tiles;
-      const int64_t end = (task % tiles + 1) * order.size() / tiles;
+      const int64_t begin = part * order.size() / tiles, end = (part + 1) * order.size() / tiles;
       kWide<T>[end - begin - 1](from, size, columns, &order[begin], both, masks, row, to);
     }
   };

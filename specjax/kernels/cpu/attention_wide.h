@@ -127,6 +127,17 @@ inline int64_t TilesOf(int64_t vectors, int64_t heads, int64_t threads) {
   return std::max(least, std::min(vectors, (threads + heads - 1) / heads));
 }
 
+// The head and the tile of a task. Threads begin with a head each, whose keys and values then are in
+// the caches of one processor, and with the tiles whose nodes come last, which usually see the most.
+struct HeadAndTile {
+  int64_t head, tile;
+};
+inline HeadAndTile WideTask(int64_t task, int64_t heads, int64_t tiles, int64_t threads) {
+  const int64_t first = task / (threads * tiles) * threads, side = std::min(threads, heads - first);
+  const int64_t place = task - first * tiles;
+  return {first + place % side, tiles - 1 - place / side};
+}
+
 // Masks [rows, own, pitch] of which a vector of columns can be read from every node on.
 struct WideMasks {
   const bool* seen;
