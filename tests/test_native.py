@@ -176,15 +176,41 @@ CASES = [
     (1, 3, 64, 2, 1, 1, 260),
     (2, 1, 80, 7, 1, 2, 129),
 ]
+# Columns of one vector and of several, whole or not, over prefixes whose rows differ in length.
+WIDE_CASES = [
+    (1, 2, 32, 1, 12, 12, 140),
+    (2, 1, 64, 3, 4, 5, 300),
+    (3, 1, 32, 1, 33, 33, 200),
+    (2, 1, 80, 3, 33, 40, 150),
+    (2, 2, 64, 3, 128, 128, 260),
+    (1, 1, 128, 3, 128, 130, 40),
+    (2, 1, 64, 1, 256, 256, 1),
+]
 
 
 @needs_kernels
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES + WIDE_CASES)
 def test_attention_kernel_is_softmax_attention(case):
     query, key, value, mask, prefix, length = attention_case(*case)
     got = kernel_attention(query, *prefix, key, value, mask, length)
     wanted = by_hand(query, key, value, mask, prefix, length)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6 * np.sqrt(case[2]))
+
+
+@needs_kernels
+@pytest.mark.parametrize("case", [(2, 2, 64, 3, 128, 128, 260), (1, 1, 80, 1, 100, 100, 5)])
+def test_attention_kernel_leaves_out_what_no_node_of_a_chunk_sees(case):
+    """Of a causal chunk, of one whose last entries nobody sees, and of a tree's branches."""
+    query, key, value, mask, prefix, length = attention_case(*case)
+    nodes = mask.shape[2]
+    causal = np.triu(np.ones((nodes, nodes), bool))
+    short = causal & (np.arange(nodes) < nodes - 21)[:, None]
+    side_by_side = np.kron(np.eye(4, dtype=bool), np.ones((nodes // 4,) * 2, bool)) & causal
+    for mask in (causal, short, side_by_side):
+        mask = np.broadcast_to(mask, (case[0], *mask.shape))
+        got = kernel_attention(query, *prefix, key, value, mask, length)
+        wanted = by_hand(query, key, value, mask, prefix, length)
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6 * np.sqrt(case[2]))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -342,7 +368,7 @@ t.test_product_is_exact_to_rounding_for_every_number_of_columns(530, 767)
 t.test_weights_in_bfloat16_give_the_products_of_the_floats_that_they_are(530, 67)
 for dtype in (np.float32, jax.numpy.bfloat16):
     t.test_a_column_of_a_product_is_the_same_bits_beside_neighbours_and_at_any_hour(64, dtype)
-for case in t.CASES[:4]:
+for case in t.CASES[:4] + t.WIDE_CASES[:5]:
     t.test_attention_kernel_is_softmax_attention(case)
 """
     passes_with_narrower_vectors(flag, "kernels", code)

@@ -38,7 +38,7 @@ halves = jnp.asarray(t.normal(70, 9), jnp.bfloat16)
 calls.dots((jnp.asarray(t.normal(5, 9)), halves), jnp.asarray(t.normal(9, 4)))
 for size in (1, 5, 16, 33, 50_000):
     calls.argmax(jnp.asarray(t.normal(3, size)))
-for case in t.CASES:
+for case in t.CASES + t.WIDE_CASES[:4]:
     query, key, value, mask, prefix, length = t.attention_case(*case)
     t.kernel_attention(query, *prefix, key, value, mask, length)
     floats = [jnp.asarray(x, jnp.bfloat16) for x in (query, *prefix, key, value)]
@@ -77,7 +77,7 @@ for out, size in ((1, 1), (7, 5), (61, 129), (130, 1100)):
     for columns in (1, 3, 13, 17, 32):
         x = jnp.asarray(t.normal(size, columns), jnp.float16)
         calls.half_dots((weight,), x, bool(columns % 2))
-for case in t.CASES:
+for case in t.CASES + t.WIDE_CASES[:4]:
     query, key, value, mask, prefix, length = t.attention_case(*case)
     floats = [jnp.asarray(x, jnp.float16) for x in (query, *prefix, key, value)]
     t.kernel_attention(*floats, mask, length)
