@@ -18,6 +18,8 @@
 
 namespace {
 
+constexpr int kSlots = 128;  // cache slots scored at a time: their keys stay in the L1 cache
+
 // One key/value head of one row: a running softmax over blocks of slots (2205.14135, forward). Since
 // M columns would leave most lanes empty, a vector holds features, then slots.
 template <int M, typename T>

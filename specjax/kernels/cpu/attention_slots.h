@@ -7,7 +7,6 @@
 
 namespace {
 
-constexpr int kSlots = 128;  // cache slots scored at a time: their keys stay in the L1 cache
 constexpr float kLog2E = 1.44269504088896341f;
 
 // `used` slots of the cache of one head of one row, then its own entries.

@@ -14,6 +14,9 @@
 namespace {
 
 constexpr int kMostVectors = 3;  // of columns, which a task takes together
+// Cache slots that are scored at a time: fewer would have sums moved more often, with more the time
+// in which nothing is fetched, that of weights, would be longer.
+constexpr int kWideSlots = 32;
 
 // V vectors of columns of one key/value head of one row: a running softmax over blocks of slots
 // (2205.14135, forward).
@@ -26,7 +29,7 @@ struct WideTile {
   const Vec* query;      // [size, V], scaled
   Vec* out;              // unnormalised, [size, V]
   Vec top[V], total[V];  // running maxima, and sums of weights
-  alignas(64) Vec scores[kSlots * V];
+  alignas(64) Vec scores[kWideSlots * V];
 
   // `mask` [count, pitch], or null: all are seen; that of vector v begins at mask[first[v]]. With
   // `fetch`, values are fetched from memory while keys are scored, and the keys of the next slots
@@ -70,7 +73,7 @@ struct WideTile {
     int64_t e = 0;
     for (; e + kWeighed <= size; e += kWeighed) {
       const bool line = e * 4 % kLine == 0;
-      const float* next = fetch && line ? keys + kSlots * size + e : nullptr;
+      const float* next = fetch && line ? keys + kWideSlots * size + e : nullptr;
       Weigh<kWeighed>(values + e, count, fade, out + e * V, next);
     }
     for (; e < size; ++e) Weigh<1>(values + e, count, fade, out + e * V, nullptr);
@@ -197,14 +200,14 @@ void WideColumns(const T* query, int64_t size, int64_t columns, const WideVector
     own = std::max(own, end);
   }
   const auto add = [&](const Slots<T>& slots, int64_t used, const bool* mask) {
-    for (int64_t s = 0; s < used; s += kSlots) {
-      const int64_t count = std::min<int64_t>(kSlots, used - s);
+    for (int64_t s = 0; s < used; s += kWideSlots) {
+      const int64_t count = std::min<int64_t>(kWideSlots, used - s);
       const T *keys = slots.keys + s * size, *values = slots.values + s * size;
       const bool* part = mask == nullptr ? nullptr : mask + s * masks.pitch;
       if constexpr (std::is_same_v<T, float>) {
         tile.template Add<true>(keys, values, count, part, masks.pitch, first);
       } else {  // numbers are spread over lanes one by one, so they are made floats first
-        float *whole = Scratch(0, 2 * kSlots * size), *other = whole + kSlots * size;
+        float *whole = Scratch(0, 2 * kWideSlots * size), *other = whole + kWideSlots * size;
         for (int64_t i = 0; i < count * size; ++i) whole[i] = Number(keys[i]);
         for (int64_t i = 0; i < count * size; ++i) other[i] = Number(values[i]);
         tile.template Add<false>(whole, other, count, part, masks.pitch, first);
