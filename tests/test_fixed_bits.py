@@ -137,7 +137,7 @@ attend = jax.jit(lambda *arrays: calls.attend(*arrays, None))
 
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize(
-    "case", [(1, 2, 64, 3, 300), (1, 1, 20, 1, 300), (1, 2, 7, 2, 300), (1, 1, 80, 7, 300)]
+    "case", [(1, 2, 64, 3, 300), (1, 1, 20, 1, 300), (1, 2, 7, 2, 300), (1, 1, 80, 1, 300)]
 )
 def test_attention_of_a_node_does_not_depend_on_the_others_or_on_what_is_cached(case, dtype):
     """Over the bounds of blocks of slots, which come elsewhere in the sequence each time."""

@@ -25,9 +25,13 @@ struct WideTile {
   static constexpr int kRows = kRegisters / (V == 1 ? 4 : 8);               // slots at a time
   static constexpr int kWeighed = V == 1 ? kRegisters / 2 : kRegisters / 4;  // features at a time
 
-  int64_t size;
+  // Whether a vector of `out` holds features: up to 16 columns then cost as much as there are.
+  static constexpr int kMostTurned = 6, kTurned = kRegisters / 8;  // columns and vectors at a time
+  bool Turns() const { return V == 1 && columns > kLanes / 2 && size % kLanes == 0; }
+
+  int64_t size, columns;
   const Vec* query;      // [size, V], scaled
-  Vec* out;              // unnormalised, [size, V]
+  Vec* out;              // unnormalised, [size, V], or, where it turns, [columns, size]
   Vec top[V], total[V];  // running maxima, and sums of weights
   alignas(64) Vec scores[kWideSlots * V];
 
@@ -70,11 +74,17 @@ struct WideTile {
     }
     UNROLL
     for (int v = 0; v < V; ++v) total[v] = sum[v];
+    const float* next = fetch ? keys + kWideSlots * size : nullptr;
+    if constexpr (V == 1) {
+      if (Turns()) {
+        WeighTurned(values, count, fade[0], next);
+        return;
+      }
+    }
     int64_t e = 0;
     for (; e + kWeighed <= size; e += kWeighed) {
-      const bool line = e * 4 % kLine == 0;
-      const float* next = fetch && line ? keys + kWideSlots * size + e : nullptr;
-      Weigh<kWeighed>(values + e, count, fade, out + e * V, next);
+      const bool line = fetch && e * 4 % kLine == 0;
+      Weigh<kWeighed>(values + e, count, fade, out + e * V, line ? next + e : nullptr);
     }
     for (; e < size; ++e) Weigh<1>(values + e, count, fade, out + e * V, nullptr);
   }
@@ -107,6 +117,69 @@ struct WideTile {
     UNROLL
     for (int i = 0; i < N * V; ++i) o[i] = sum[i];
   }
+
+  // A vector of features of every column; of the rows from `next` on, if any, each loop over the slots
+  // fetches as many lines as any other.
+  void WeighTurned(const float* values, int64_t count, Vec fade, const float* next) const {
+    const int64_t parts = (columns + kMostTurned - 1) / kMostTurned, vectors = size / kLanes;
+    const int64_t loops = parts * (vectors / kTurned + vectors % kTurned);
+    const int64_t lines = next == nullptr ? 0 : (size * 4 + kLine - 1) / kLine;
+    int64_t loop = 0;
+    const auto fetched = [&] {
+      const int64_t begin = loop * lines / loops, end = ++loop * lines / loops;
+      return Lines{next + begin * (kLine / 4), end - begin};
+    };
+    for (int64_t part = 0, m = 0; part < parts; ++part) {
+      const int64_t end = columns * (part + 1) / parts;
+      int64_t e = 0;
+      for (; e + kTurned * kLanes <= size; e += kTurned * kLanes)
+        (this->*kTurnedBy<kTurned>[end - m - 1])(m, values + e, e, count, fade, fetched());
+      for (; e < size; e += kLanes)
+        (this->*kTurnedBy<1>[end - m - 1])(m, values + e, e, count, fade, fetched());
+      m = end;
+    }
+  }
+  struct Lines {
+    const float* of_row;
+    int64_t count;
+  };
+
+  // N vectors of features from `e` on of the columns m ... m + M - 1.
+  template <int N, int M>
+  void Turned(int64_t m, const float* values, int64_t e, int64_t count, Vec fade,
+              Lines lines) const {
+    const float* weights = reinterpret_cast<const float*>(scores) + m;
+    float* o = reinterpret_cast<float*>(out) + m * size + e;
+    Vec sum[M * N];
+    UNROLL
+    for (int i = 0; i < M; ++i) {
+      UNROLL
+      for (int n = 0; n < N; ++n) sum[i * N + n] = Load(o + i * size + n * kLanes) * fade[m + i];
+    }
+    for (int64_t s = 0; s < count; ++s) {
+      for (int64_t i = 0; i < lines.count; ++i)
+        __builtin_prefetch(lines.of_row + s * size + i * (kLine / 4), 0, 2);
+      Vec value[N];
+      UNROLL
+      for (int n = 0; n < N; ++n) value[n] = Once(Load(values + s * size + n * kLanes));
+      UNROLL
+      for (int i = 0; i < M; ++i) {
+        const Vec weight = Once(All(weights[s * kLanes + i]));
+        UNROLL
+        for (int n = 0; n < N; ++n) sum[i * N + n] = Fma(weight, value[n], sum[i * N + n]);
+      }
+    }
+    UNROLL
+    for (int i = 0; i < M; ++i) {
+      UNROLL
+      for (int n = 0; n < N; ++n) Store(o + i * size + n * kLanes, sum[i * N + n]);
+    }
+  }
+  using TurnedBy = void (WideTile::*)(int64_t, const float*, int64_t, int64_t, Vec, Lines) const;
+  template <int N>
+  static constexpr TurnedBy kTurnedBy[kMostTurned] = {
+      &WideTile::Turned<N, 1>, &WideTile::Turned<N, 2>, &WideTile::Turned<N, 3>,
+      &WideTile::Turned<N, 4>, &WideTile::Turned<N, 5>, &WideTile::Turned<N, 6>};
 };
 
 // The vectors of columns of a head, each with the node of its first column: those of the same nodes
@@ -176,6 +249,7 @@ void WideColumns(const T* query, int64_t size, int64_t columns, const WideVector
   WideTile<V> tile;
   Vec* packed = reinterpret_cast<Vec*>(Scratch(1, size * V * kLanes));
   tile.size = size, tile.query = packed;
+  tile.columns = std::min<int64_t>(kLanes, columns - vectors[0].column);
   tile.out = reinterpret_cast<Vec*>(Scratch(2, size * V * kLanes));
   const float scale = kLog2E / std::sqrt(float(size));
   const bool* seen = masks.seen + row * masks.step;
@@ -220,8 +294,13 @@ void WideColumns(const T* query, int64_t size, int64_t columns, const WideVector
     const int64_t column = vectors[v].column, count = std::min<int64_t>(kLanes, columns - column);
     const Vec part = 1.0f / tile.total[v];
     for (int64_t e = 0; e < size; ++e) {
-      const Vec o = tile.out[e * V + v] * part;
       T* to = result + e * columns + column;
+      if (tile.Turns()) {
+        const float* o = reinterpret_cast<const float*>(tile.out) + e;
+        for (int64_t lane = 0; lane < count; ++lane) Put(o[lane * size] * part[lane], to + lane);
+        continue;
+      }
+      const Vec o = tile.out[e * V + v] * part;
       if (count == kLanes) {
         Put(o, to);
       } else {
