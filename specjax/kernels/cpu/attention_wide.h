@@ -41,24 +41,25 @@ struct WideTile {
   template <bool fetch>
   void Add(const float* keys, const float* values, int64_t count, const bool* mask, int64_t pitch,
            const int64_t* first) {
-    if (fetch)
-      for (int64_t s = 0; s < count % kRows; ++s) FetchRow(values + s * size);
-    for (int64_t s = 0; s < count && count < kRows; ++s)
-      Wide<1, V>(keys + s * size, query, size, scores + s * V);
-    for (int64_t s = 0; s < count && count >= kRows; s += kRows) {
-      const int64_t at = std::min(s, count - kRows);  // the last slots overlap those before them
-      if (fetch)
-        for (int64_t r = 0; r < kRows; ++r) FetchRow(values + (at + r) * size);
-      Wide<kRows, V>(keys + at * size, query, size, scores + at * V);
+    const auto score = [&](auto rows, int64_t s) {
+      constexpr int R = rows;
+      Wide<R, V>(keys + s * size, query, size, scores + s * V, values + s * size,
+                 fetch ? R * size * 4 / kLine : 0);
+    };
+    if (count < kRows) {
+      for (int64_t s = 0; s < count; ++s) score(std::integral_constant<int, 1>{}, s);
+    } else {  // the last slots overlap those before them
+      for (int64_t s = 0; s < count; s += kRows)
+        score(std::integral_constant<int, kRows>{}, std::min(s, count - kRows));
     }
     Vec best[V], fade[V], sum[V];
     for (int v = 0; v < V; ++v) best[v] = All(kHidden);
     for (int64_t s = 0; s < count; ++s) {
       UNROLL
       for (int v = 0; v < V; ++v) {
-        Vec& score = scores[s * V + v];
-        if (mask != nullptr) score = Seen(mask + s * pitch + first[v], score);
-        best[v] = Max(best[v], score);
+        Vec& of_slot = scores[s * V + v];
+        if (mask != nullptr) of_slot = Seen(mask + s * pitch + first[v], of_slot);
+        best[v] = Max(best[v], of_slot);
       }
     }
     UNROLL
@@ -87,10 +88,6 @@ struct WideTile {
       Weigh<kWeighed>(values + e, count, fade, out + e * V, line ? next + e : nullptr);
     }
     for (; e < size; ++e) Weigh<1>(values + e, count, fade, out + e * V, nullptr);
-  }
-
-  void FetchRow(const float* row) const {
-    for (int64_t e = 0; e < size; e += kLine / 4) __builtin_prefetch(row + e, 0, 2);
   }
 
   // N features of the values; the line of each slot from `next` on, if any, is fetched.
