@@ -10,6 +10,10 @@ Products of bfloat16 with bfloat16 are made by tiles (AMX), where 32 columns cos
 one; without them by dot products of pairs (AVX-512 BF16), or from numbers widened to float32, as
 all of float16 is (``float16.cc``).
 
+Attention of more than eight columns (of prompts, of several drafts under grouped queries) divides the
+columns of a head into tiles of up to three vectors, each of which is a task. A tile leaves out the
+own entries after the last that one of its nodes sees, which is half of them in a chunk of a prompt.
+
 A column of a product or a norm, and a node of attention, has the same bits however many others
 there are: greedy text does not depend on the width of a pass. ``SPECJAX_BITS=fixed`` keeps to the
 kernels where XLA's products are faster, which is in passes of many columns.
@@ -30,7 +34,8 @@ kernels are used on a CPU that is JAX's only device, since XLA cannot split thes
 mesh), ``always`` or ``never``.
 
 Each thread keeps what it packed last, which ``memory_analysis()`` does not see: 4 bytes times
-inputs times columns (rounded up to 16) for products, twice head size times columns for attention.
+inputs times columns (rounded up to 16) for products, twice head size times up to 48 columns for
+attention, whose mask may be kept as well.
 """
 
 from __future__ import annotations

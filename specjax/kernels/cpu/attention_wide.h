@@ -1,6 +1,6 @@
-// Attention of more columns than `kFew`: a vector holds columns, so that maxima, weights and sums of
-// a softmax need no other lane. Scores and values are outer products: numbers of several slots, or
-// features, meet several vectors of columns, and the sums stay in the registers.
+// Attention of more columns than `kFew`: a vector holds columns, so that maxima, weights and sums
+// of a softmax need no other lane. Scores and values are outer products: numbers of several slots,
+// or features, meet several vectors of columns, and the sums stay in the registers.
 
 #ifndef SPECJAX_ATTENTION_WIDE_H_
 #define SPECJAX_ATTENTION_WIDE_H_
@@ -18,6 +18,50 @@ constexpr int kMostVectors = 3;  // of columns, which a task takes together
 // in which nothing is fetched, that of weights, would be longer.
 constexpr int kWideSlots = 32;
 
+constexpr int kMostTurned = 6, kTurned = kRegisters / 8;  // columns and vectors of features at a time
+
+// `lines` of every slot's row of `size` floats are fetched, from `of_row` on in the first.
+struct Lines {
+  const float* of_row;
+  int64_t count;
+};
+
+// Adds the values of `count` slots, by `weights` [slots, lanes], to `out` [M, size] times `fade`: N
+// vectors of features of M columns.
+template <int N, int M>
+void Turned(const float* weights, const float* values, int64_t size, int64_t count,
+            const float* fade, float* out, Lines lines) {
+  Vec sum[M * N];
+  UNROLL
+  for (int m = 0; m < M; ++m) {
+    UNROLL
+    for (int n = 0; n < N; ++n) sum[m * N + n] = Load(out + m * size + n * kLanes) * fade[m];
+  }
+  for (int64_t s = 0; s < count; ++s) {
+    for (int64_t i = 0; i < lines.count; ++i)
+      __builtin_prefetch(lines.of_row + s * size + i * (kLine / 4), 0, 2);
+    Vec value[N];
+    UNROLL
+    for (int n = 0; n < N; ++n) value[n] = Once(Load(values + s * size + n * kLanes));
+    UNROLL
+    for (int m = 0; m < M; ++m) {
+      const Vec weight = Once(All(weights[s * kLanes + m]));
+      UNROLL
+      for (int n = 0; n < N; ++n) sum[m * N + n] = Fma(weight, value[n], sum[m * N + n]);
+    }
+  }
+  UNROLL
+  for (int m = 0; m < M; ++m) {
+    UNROLL
+    for (int n = 0; n < N; ++n) Store(out + m * size + n * kLanes, sum[m * N + n]);
+  }
+}
+
+using TurnedBy = void (*)(const float*, const float*, int64_t, int64_t, const float*, float*, Lines);
+template <int N>  // by the number of columns, less one
+constexpr TurnedBy kTurnedBy[kMostTurned] = {&Turned<N, 1>, &Turned<N, 2>, &Turned<N, 3>,
+                                             &Turned<N, 4>, &Turned<N, 5>, &Turned<N, 6>};
+
 // V vectors of columns of one key/value head of one row: a running softmax over blocks of slots
 // (2205.14135, forward).
 template <int V>
@@ -25,9 +69,10 @@ struct WideTile {
   static constexpr int kRows = kRegisters / (V == 1 ? 4 : 8);               // slots at a time
   static constexpr int kWeighed = V == 1 ? kRegisters / 2 : kRegisters / 4;  // features at a time
 
-  // Whether a vector of `out` holds features: up to 16 columns then cost as much as there are.
-  static constexpr int kMostTurned = 6, kTurned = kRegisters / 8;  // columns and vectors at a time
-  bool Turns() const { return V == 1 && columns > kLanes / 2 && size % kLanes == 0; }
+  // Where one vector holds all columns, a vector of `out` may hold features: values then are weighed
+  // for as many columns as there are, not for all lanes.
+  static constexpr bool kMayTurn = V == 1 && kLanes > kFew;
+  bool Turns() const { return kMayTurn && columns > kLanes / 2 && size % kLanes == 0; }
 
   int64_t size, columns;
   const Vec* query;      // [size, V], scaled
@@ -76,7 +121,7 @@ struct WideTile {
     UNROLL
     for (int v = 0; v < V; ++v) total[v] = sum[v];
     const float* next = fetch ? keys + kWideSlots * size : nullptr;
-    if constexpr (V == 1) {
+    if constexpr (kMayTurn) {
       if (Turns()) {
         WeighTurned(values, count, fade[0], next);
         return;
@@ -115,68 +160,27 @@ struct WideTile {
     for (int i = 0; i < N * V; ++i) o[i] = sum[i];
   }
 
-  // A vector of features of every column; of the rows from `next` on, if any, each loop over the slots
-  // fetches as many lines as any other.
+  // The same by vectors of features; each loop over the slots fetches as many lines as any other.
   void WeighTurned(const float* values, int64_t count, Vec fade, const float* next) const {
     const int64_t parts = (columns + kMostTurned - 1) / kMostTurned, vectors = size / kLanes;
     const int64_t loops = parts * (vectors / kTurned + vectors % kTurned);
     const int64_t lines = next == nullptr ? 0 : (size * 4 + kLine - 1) / kLine;
     int64_t loop = 0;
-    const auto fetched = [&] {
-      const int64_t begin = loop * lines / loops, end = ++loop * lines / loops;
-      return Lines{next + begin * (kLine / 4), end - begin};
-    };
-    for (int64_t part = 0, m = 0; part < parts; ++part) {
-      const int64_t end = columns * (part + 1) / parts;
-      int64_t e = 0;
-      for (; e + kTurned * kLanes <= size; e += kTurned * kLanes)
-        (this->*kTurnedBy<kTurned>[end - m - 1])(m, values + e, e, count, fade, fetched());
-      for (; e < size; e += kLanes)
-        (this->*kTurnedBy<1>[end - m - 1])(m, values + e, e, count, fade, fetched());
-      m = end;
-    }
-  }
-  struct Lines {
-    const float* of_row;
-    int64_t count;
-  };
-
-  // N vectors of features from `e` on of the columns m ... m + M - 1.
-  template <int N, int M>
-  void Turned(int64_t m, const float* values, int64_t e, int64_t count, Vec fade,
-              Lines lines) const {
-    const float* weights = reinterpret_cast<const float*>(scores) + m;
-    float* o = reinterpret_cast<float*>(out) + m * size + e;
-    Vec sum[M * N];
-    UNROLL
-    for (int i = 0; i < M; ++i) {
-      UNROLL
-      for (int n = 0; n < N; ++n) sum[i * N + n] = Load(o + i * size + n * kLanes) * fade[m + i];
-    }
-    for (int64_t s = 0; s < count; ++s) {
-      for (int64_t i = 0; i < lines.count; ++i)
-        __builtin_prefetch(lines.of_row + s * size + i * (kLine / 4), 0, 2);
-      Vec value[N];
-      UNROLL
-      for (int n = 0; n < N; ++n) value[n] = Once(Load(values + s * size + n * kLanes));
-      UNROLL
-      for (int i = 0; i < M; ++i) {
-        const Vec weight = Once(All(weights[s * kLanes + i]));
-        UNROLL
-        for (int n = 0; n < N; ++n) sum[i * N + n] = Fma(weight, value[n], sum[i * N + n]);
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t m = columns * part / parts, taken = columns * (part + 1) / parts - m;
+      const float* weights = reinterpret_cast<const float*>(scores) + m;
+      const float* fades = reinterpret_cast<const float*>(&fade) + m;
+      float* to = reinterpret_cast<float*>(out) + m * size;
+      for (int64_t e = 0; e < size;) {
+        const bool several = e + kTurned * kLanes <= size;
+        const TurnedBy turned = several ? kTurnedBy<kTurned>[taken - 1] : kTurnedBy<1>[taken - 1];
+        const int64_t begin = loop * lines / loops, end = ++loop * lines / loops;
+        turned(weights, values + e, size, count, fades, to + e,
+               Lines{next + begin * (kLine / 4), end - begin});
+        e += several ? kTurned * kLanes : kLanes;
       }
     }
-    UNROLL
-    for (int i = 0; i < M; ++i) {
-      UNROLL
-      for (int n = 0; n < N; ++n) Store(o + i * size + n * kLanes, sum[i * N + n]);
-    }
   }
-  using TurnedBy = void (WideTile::*)(int64_t, const float*, int64_t, int64_t, Vec, Lines) const;
-  template <int N>
-  static constexpr TurnedBy kTurnedBy[kMostTurned] = {
-      &WideTile::Turned<N, 1>, &WideTile::Turned<N, 2>, &WideTile::Turned<N, 3>,
-      &WideTile::Turned<N, 4>, &WideTile::Turned<N, 5>, &WideTile::Turned<N, 6>};
 };
 
 // The vectors of columns of a head, each with the node of its first column: those of the same nodes
