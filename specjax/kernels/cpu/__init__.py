@@ -10,9 +10,9 @@ Products of bfloat16 with bfloat16 are made by tiles (AMX), where 32 columns cos
 one; without them by dot products of pairs (AVX-512 BF16), or from numbers widened to float32, as
 all of float16 is (``float16.cc``).
 
-Attention of more than eight columns (of prompts, of several drafts under grouped queries) divides the
-columns of a head into tiles of up to three vectors, each of which is a task. A tile leaves out the
-own entries after the last that one of its nodes sees, which is half of them in a chunk of a prompt.
+Attention of more than eight columns (of prompts, of several drafts under grouped queries) divides
+the columns of a head into tiles of up to three vectors, each of which is a task. A tile leaves out
+the own entries after the last that one of its nodes sees: half of them in a chunk of a prompt.
 
 A column of a product or a norm, and a node of attention, has the same bits however many others
 there are: greedy text does not depend on the width of a pass. ``SPECJAX_BITS=fixed`` keeps to the

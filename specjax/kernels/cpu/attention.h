@@ -3,8 +3,8 @@
 // A result depends on the keys and values that its node sees, in their order, and on nothing else:
 // not on how many other nodes and heads there are, nor on which keys are in the cache already. Sums
 // over slots are taken slot by slot, those over features alike on both ways (that of few columns
-// stands here, that of many in attention_wide.h), and softmax.h has weights of which hidden ones are
-// zero and the others do not depend on the blocks of slots.
+// stands here, that of many in attention_wide.h), and softmax.h has weights of which hidden ones
+// are zero and the others do not depend on the blocks of slots.
 
 #ifndef SPECJAX_ATTENTION_H_
 #define SPECJAX_ATTENTION_H_
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kSlots = 128;  // cache slots scored at a time: their keys stay in the L1 cache
 
-// One key/value head of one row: a running softmax over blocks of slots (2205.14135, forward). Since
+// One key/value head of one row: a running softmax over blocks of slots (2205.14135, forward). As
 // M columns would leave most lanes empty, a vector holds features, then slots.
 template <int M, typename T>
 struct FewHead {

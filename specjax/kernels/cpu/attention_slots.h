@@ -1,4 +1,4 @@
-// What attention of few and of many columns have in common: the slots that one head of one row reads.
+// What attention of few and of many columns have in common: the slots that a head of a row reads.
 
 #ifndef SPECJAX_ATTENTION_SLOTS_H_
 #define SPECJAX_ATTENTION_SLOTS_H_

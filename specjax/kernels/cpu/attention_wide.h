@@ -18,7 +18,7 @@ constexpr int kMostVectors = 3;  // of columns, which a task takes together
 // in which nothing is fetched, that of weights, would be longer.
 constexpr int kWideSlots = 32;
 
-constexpr int kMostTurned = 6, kTurned = kRegisters / 8;  // columns and vectors of features at a time
+constexpr int kMostTurned = 6, kTurned = kRegisters / 8;  // columns, vectors of features at a time
 
 // `lines` of every slot's row of `size` floats are fetched, from `of_row` on in the first.
 struct Lines {
@@ -57,7 +57,8 @@ void Turned(const float* weights, const float* values, int64_t size, int64_t cou
   }
 }
 
-using TurnedBy = void (*)(const float*, const float*, int64_t, int64_t, const float*, float*, Lines);
+using TurnedBy = void (*)(const float*, const float*, int64_t, int64_t, const float*, float*,
+                          Lines);
 template <int N>  // by the number of columns, less one
 constexpr TurnedBy kTurnedBy[kMostTurned] = {&Turned<N, 1>, &Turned<N, 2>, &Turned<N, 3>,
                                              &Turned<N, 4>, &Turned<N, 5>, &Turned<N, 6>};
@@ -69,8 +70,8 @@ struct WideTile {
   static constexpr int kRows = kRegisters / (V == 1 ? 4 : 8);               // slots at a time
   static constexpr int kWeighed = V == 1 ? kRegisters / 2 : kRegisters / 4;  // features at a time
 
-  // Where one vector holds all columns, a vector of `out` may hold features: values then are weighed
-  // for as many columns as there are, not for all lanes.
+  // Where one vector holds all columns, a vector of `out` may hold features: values are weighed for
+  // as many columns as there are then, not for all lanes.
   static constexpr bool kMayTurn = V == 1 && kLanes > kFew;
   bool Turns() const { return kMayTurn && columns > kLanes / 2 && size % kLanes == 0; }
 
@@ -82,7 +83,7 @@ struct WideTile {
 
   // `mask` [count, pitch], or null: all are seen; that of vector v begins at mask[first[v]]. With
   // `fetch`, values are fetched from memory while keys are scored, and the keys of the next slots
-  // while values are weighed: either loop alone would wait for memory, which would rest in the other.
+  // while values are weighed: a loop alone would wait for memory, which would rest in the other.
   template <bool fetch>
   void Add(const float* keys, const float* values, int64_t count, const bool* mask, int64_t pitch,
            const int64_t* first) {
@@ -204,8 +205,8 @@ inline int64_t TilesOf(int64_t vectors, int64_t heads, int64_t threads) {
   return std::max(least, std::min(vectors, (threads + heads - 1) / heads));
 }
 
-// The head and the tile of a task. Threads begin with a head each, whose keys and values then are in
-// the caches of one processor, and with the tiles whose nodes come last, which usually see the most.
+// The head and the tile of a task. Threads begin with a head each, whose keys and values are then
+// in the caches of one core, and with the tiles whose nodes come last, which usually see the most.
 struct HeadAndTile {
   int64_t head, tile;
 };

@@ -8,10 +8,10 @@
 
 namespace {
 
-// sum[r, v] = the sum over lanes I, I + H, I + 2 H ... of a vector that would hold inputs of row r: the
-// inputs of a lane one by one, and lanes as `Sums` adds them. The last two lanes are summed side by
-// side, and before each such pair some of the `lines` from `next` on are fetched: all at once, they
-// would wait for each other.
+// sum[r, v] = the sum over lanes I, I + H, I + 2 H ... of a vector that would hold inputs of row r:
+// the inputs of a lane one by one, and lanes as `Sums` adds them. The last two lanes are summed side
+// by side, and before each such pair some of the `lines` from `next` on are fetched: all at once,
+// they would wait for each other.
 template <int R, int V, int H = 1, int I = 0>
 ALWAYS_INLINE void WideLanes(const float* w, int64_t in, const Vec* x, int64_t end, Vec* sum,
                             const float* next, int64_t lines) {
