@@ -67,6 +67,13 @@ def test_a_tree_is_paid_by_level_and_by_node():
     assert own.cost == pytest.approx(1.1) and own.tokens == pytest.approx(1 + 0.8 + 0.6 * 0.5)
 
 
+def test_a_round_that_drafts_has_an_overhead_of_its_own():
+    given = dict(num_draft=2, draft_cost=0.1, passes={1: 1.0, 3: 1.2}, overhead=0.25)
+    found = calculate(0.5, **given, draft_overhead=0.35)
+    assert found.asked.cost == pytest.approx((1.2 + 2 * 0.1 + 0.25 + 0.35) / 1.25)
+    assert found.plain == calculate(0.5, **given).plain  # plain rounds do not have it
+
+
 def test_requests_are_the_prompt_and_the_rounds():
     found = calculate(
         0.5, num_draft=1, draft_cost=0.2, knee=10, batch=2, prompt=25, new_tokens=30, pass_seconds=2
@@ -102,6 +109,7 @@ def test_the_best_length_is_that_of_the_greatest_speed_up_and_may_be_none():
         ({"acceptance": 0.5, "tree": "2x1", "num_draft": 2}, "give one of the two"),
         ({"tau": 5, "num_draft": 3}, "from 1 to 4"),
         ({"acceptance": 0.5, "draft_cost": -1}, "draft_cost=-1"),
+        ({"acceptance": 0.5, "draft_overhead": -0.1}, "draft_overhead=-0.1"),
         ({"acceptance": 0.5, "knee": 0}, "knee=0"),
         ({"acceptance": 0.5, "batch": float("nan")}, "batch=nan"),
         ({"acceptance": 0.5, "pass_seconds": 0}, "pass_seconds=0"),
@@ -126,6 +134,10 @@ def test_the_command_prints_tables_and_draws(tmp_path, capsys):
     assert cli.main(tree) == 0
     (found,) = json.loads(capsys.readouterr().out)["calculations"]
     assert found["asked"]["tokens"] == pytest.approx(1.0 + 0.8 + 0.4)
+    beside = "calculator --acceptance 0.5 --num-draft 1 --draft-cost 0 --draft-overhead 0.5 --json"
+    assert cli.main(beside.split()) == 0
+    (found,) = json.loads(capsys.readouterr().out)["calculations"]
+    assert found["asked"]["cost"] == pytest.approx(1.5)
     assert cli.main(["calculator", "--acceptance", "0.5", "x"]) == 2
     assert cli.main(["calculator", "--acceptance", "0.5", "--knee", "0"]) == 2
     assert "--knee" in capsys.readouterr().err
@@ -152,6 +164,8 @@ def test_fault_in_the_browsers_code_is_seen(golden, tmp_path):
     for right, wrong in (
         ("drafting += pass(batch * level)", "drafting = pass(batch * level)"),
         ("pass(batch * nodes)", "pass(nodes)"),
+        ("children.length ? draft_overhead : 0", "0"),
+        ("return less + ", "return cost + "),
         ("slice(0, count)", "slice(0, 1)"),
     ):
         assert right in code
@@ -165,12 +179,15 @@ def test_the_form_of_the_page_is_computed(golden):
     page = PAGE.read_text("utf-8")
     fields = re.findall(r'<input name="(\w+)"(?: type="checkbox")?(?: value="([^"]*)")?', page)
     elements = {name: {"value": value, "checked": False} for name, value in fields}
+    measured = elements | {"passes": {"value": "1:1 3:1.5 5:2"}, "draft_overhead": {"value": "0.8"}}
     code = (
         f"const {{ show }} = require({json.dumps(str(golden.SCRIPT))}); const place = {{}};"
-        f"show({{elements: {json.dumps(elements)}}}, place); console.log(JSON.stringify(place));"
+        f"for (const elements of {json.dumps([elements, measured])}) {{"
+        "show({elements}, place); console.log(JSON.stringify(place)); }"
     )
     done = subprocess.run([NODE, "-e", code], capture_output=True, text=True, check=True)
-    shown = json.loads(done.stdout)["innerHTML"]
+    shown, other = (json.loads(line)["innerHTML"] for line in done.stdout.splitlines())
+    assert "3.36 tokens a round, 1.12 × plain" in other and other.count("<tr>") == 6
     assert "3.36 tokens a round, 2.80 × plain" in shown and shown.count("<tr>") == 18
     xml.etree.ElementTree.fromstring(re.search("<svg.*</svg>", shown)[0])
     assert 'id="calculator"' in page and 'id="calculated"' in page

@@ -8,13 +8,17 @@
 function calculate(given) {
   const {
     acceptance = null, tau = null, draft_cost = 0.05, num_draft = null, tree = null,
-    parallel = false, overhead = 0, knee = Infinity, batch = 1, prompt = 0, new_tokens = 128,
-    pass_seconds = 1, most = 16,
+    parallel = false, overhead = 0, draft_overhead = 0, knee = Infinity, passes = null, batch = 1,
+    prompt = 0, new_tokens = 128, pass_seconds = 1, most = 16,
   } = given;
   const single = acceptance === null || typeof acceptance === "number";
   const counts = tree || Array(num_draft || (single ? 4 : acceptance.length)).fill(1);
   const rates = ratesOf(acceptance, tau, counts, most);
   const pass = (tokens) => Math.max(1, tokens / knee);
+  const known = passesOf(passes);
+  const widest = known.length ? known[known.length - 1][0] : Infinity;
+  const verification = (nodes) =>
+    known.length ? pass(batch) * between(known, nodes) : pass(batch * nodes);
 
   // of a draft with `children[d]` children below each node of depth d; none: plain decoding
   function outlook(children) {
@@ -28,7 +32,8 @@ function calculate(given) {
       tokens += path;
     });
     if (parallel && children.length) drafting = pass(batch * children.length);
-    const cost = 1 + (pass(batch * nodes) - pass(batch) + draft_cost * drafting) / plain;
+    const beside = children.length ? draft_overhead : 0;
+    const cost = (verification(nodes) + draft_cost * drafting + beside + overhead) / plain;
     const reading = pass_seconds * (prompt ? pass(batch * prompt) : 0);
     const read = reading * (children.length ? 1 + draft_cost : 1);
     const round = cost * plain * pass_seconds;
@@ -46,13 +51,37 @@ function calculate(given) {
     };
   }
 
-  const chains = Array.from({ length: rates.length + 1 }, (_, n) => outlook(Array(n).fill(1)));
+  const longest = Math.min(rates.length, widest - 1);
+  const chains = Array.from({ length: longest + 1 }, (_, n) => outlook(Array(n).fill(1)));
   const best = chains.reduce((a, b) => (b.speedup > a.speedup ? b : a));
   return { asked: outlook(counts), plain: chains[0], best, chains, acceptance: rates };
 }
 
 function sum(values) {
   return values.reduce((a, b) => a + b, 0);
+}
+
+// measured costs of passes, [nodes, cost], in ascending order of the nodes
+function passesOf(given) {
+  const known = [...(given || [])].sort((a, b) => a[0] - b[0]);
+  if (known.length && (known[0][0] !== 1 || known[0][1] !== 1
+    || !known.every(([nodes, cost]) => Number.isInteger(nodes) && cost > 0))) {
+    throw new Error("passes: give costs above 0 relative to a pass over one node: 1:1 4:1.1");
+  }
+  return known;
+}
+
+// the cost of a pass over so many nodes, interpolated between those that are known
+function between(known, nodes) {
+  const above = known.findIndex(([wide]) => wide >= nodes);
+  if (above < 0) {
+    const widest = known[known.length - 1][0];
+    throw new Error(`passes: the widest has ${widest} nodes, the draft with its root ${nodes}`);
+  }
+  const [wide, cost] = known[above];
+  if (wide === nodes) return cost;
+  const [narrow, less] = known[above - 1];
+  return less + ((cost - less) * (nodes - narrow)) / (wide - narrow);
 }
 
 // the rates by depth and rank among siblings
@@ -116,6 +145,11 @@ function fieldsOf(form) {
     throw new Error("tree: give children at each depth, such as 3x2x1, at most 1024 nodes");
   }
   const single = rows.length === 1 && rows[0].length === 1;
+  const costs = words("passes").split(/\s+/).filter(Boolean)
+    .map((word) => word.split(":").map(Number));
+  if (!costs.every((pair) => pair.length === 2)) {
+    throw new Error("passes: give pairs of nodes and cost, such as 1:1 4:1.1 8:1.4");
+  }
   return {
     acceptance: rows.length === 0 ? null : single ? rows[0][0] : rows,
     tau: words("tau") ? number("tau", 1) : null,
@@ -124,6 +158,8 @@ function fieldsOf(form) {
     tree,
     parallel: form.elements.parallel.checked,
     overhead: number("overhead", 0),
+    draft_overhead: number("draft_overhead", 0),
+    passes: costs.length ? costs : null,
     knee: words("knee") ? number("knee", 1) : Infinity,
     batch: whole("batch", 1),
     prompt: whole("prompt", 0),

@@ -1,9 +1,10 @@
 """The closed-form calculator: the speed of speculative decoding from a few numbers.
 
-    speed-up = tau * (T(B) + o) / (T(B N) + drafting + o)
+    speed-up = tau * (T(B) + o) / (T(B N) + drafting + o + o_d)
     tau      = 1 + sum over drafted nodes of the product of the acceptance rates on their path
     T(n)     = max(1, n / knee)          cost of a pass over n tokens, in passes over one token
     drafting = c * sum over levels of T(B * nodes of the level that get children)
+    o, o_d   = costs of a round besides its passes: of every round, and of one that drafts
 
 For a chain of ``g`` tokens with one acceptance rate ``a`` at every position, and without a knee,
 this is the formula of the field, ``(1 - a^(g + 1)) / ((1 - a) (1 + g c))``. The tokens of a round
@@ -142,6 +143,7 @@ class _Machine:
     draft_cost: float
     parallel: bool
     overhead: float
+    draft_overhead: float
     knee: float
     passes: tuple[tuple[int, float], ...]
     batch: int
@@ -185,7 +187,7 @@ class _Machine:
         """The outlook of a draft, or of plain decoding (None)."""
         plain = self.pass_over(self.batch) + self.overhead
         nodes = 1 if shape is None else shape.num_nodes
-        drafts = 0.0 if shape is None else self.drafting(shape)
+        drafts = 0.0 if shape is None else self.drafting(shape) + self.draft_overhead
         costs = Costs(
             unit=plain * self.pass_seconds,
             passes={n: self.verification(n) / plain for n in (1, nodes)},
@@ -220,6 +222,7 @@ def calculate(
     tree: str | trees.Tree | None = None,
     parallel: bool = False,
     overhead: float = 0.0,
+    draft_overhead: float = 0.0,
     knee: float = math.inf,
     passes: Mapping[int, float] | None = None,
     batch: int = 1,
@@ -242,6 +245,8 @@ def calculate(
       tree: instead of ``num_draft``, a static tree, such as ``"3x2x1"``; see ``trees.parse``.
       parallel: whether the drafter drafts all levels in one pass, as DFlash and Medusa do.
       overhead: the cost of a round besides its passes, plain or not, in passes over one token.
+      draft_overhead: what a round that drafts costs beside that and its passes, such as accepting
+        tokens and keeping what the drafter reads of them, in passes over one token.
       knee: the number of tokens up to which a pass takes as long as one over a single token; above
         it, a pass takes time in proportion. It is the machine's ratio of arithmetic to memory
         speed. Default: no pass is ever bound by arithmetic.
@@ -265,13 +270,16 @@ def calculate(
         found = specjax.analysis.calculate(0.8, draft_cost=0.05, num_draft=4)
         found.asked.tokens, found.asked.speedup, found.best.num_draft  # 3.36, 2.80, 8
     """
-    check_ranges(draft_cost, overhead, knee, batch, prompt, new_tokens, pass_seconds, most)
+    check_ranges(
+        draft_cost, overhead, draft_overhead, knee, batch, prompt, new_tokens, pass_seconds, most
+    )
     shape = shape_of(acceptance, num_draft, tree)
     rates = rates_of(acceptance, tau, shape, most)
     machine = _Machine(
         draft_cost=draft_cost,
         parallel=parallel,
         overhead=overhead,
+        draft_overhead=draft_overhead,
         knee=knee,
         passes=passes_of(passes),
         batch=batch,

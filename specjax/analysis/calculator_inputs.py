@@ -15,11 +15,14 @@ ONE = (int, float, np.number)  # the types of one rate
 CLOSE = 1e-12  # the precision to which a rate is found from tau
 
 
-def check_ranges(draft_cost, overhead, knee, batch, prompt, new_tokens, pass_seconds, most):
+def check_ranges(
+    draft_cost, overhead, draft_overhead, knee, batch, prompt, new_tokens, pass_seconds, most
+):
     """Raises ``ValueError`` for the first number that is out of its range, by its name."""
     for name, value, least in (
         ("draft_cost", draft_cost, 0),
         ("overhead", overhead, 0),
+        ("draft_overhead", draft_overhead, 0),
         ("batch", batch, 1),
         ("prompt", prompt, 0),
         ("new_tokens", new_tokens, 1),

@@ -57,6 +57,13 @@ def add(commands) -> None:
         help="the cost of a round besides its passes, plain or not, in passes over one token",
     )
     p.add_argument(
+        "--draft-overhead",
+        type=float,
+        default=0.0,
+        metavar="COST",
+        help="what a round that drafts costs beside that and its passes, in passes over one token",
+    )
+    p.add_argument(
         "--knee",
         type=float,
         default=math.inf,
@@ -109,6 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
             tree=arguments.tree,
             parallel=arguments.parallel,
             overhead=arguments.overhead,
+            draft_overhead=arguments.draft_overhead,
             knee=arguments.knee,
             passes=_passes(arguments.passes),
             batch=batch,

@@ -43,6 +43,12 @@ GRID = [
     {"acceptance": [0.9, 0.7, 0.2], "overhead": 0.2},
     {"acceptance": [0.9, 0.7, 0.2], "num_draft": 2, "prompt": 9, "knee": 4.0},
     *(
+        {"acceptance": 0.7, "passes": {1: 1.0, 3: 1.2, 6: 1.7}, "draft_overhead": d, **shape}
+        for d in (0.0, 0.3)
+        for shape in ({"num_draft": 2}, {"num_draft": 4, "batch": 3, "knee": 2.0, "overhead": 0.1})
+    ),
+    {"acceptance": RANKS, "tree": "1x2", "passes": {1: 1.0, 8: 1.5}, "draft_overhead": 0.2},
+    *(
         {"acceptance": RANKS, "tree": t, "batch": b, "knee": 10.0, "parallel": p}
         for t in ("3x2x1", "2", "1x2")
         for b in (1, 5)
@@ -64,7 +70,12 @@ def values(found) -> dict:
 
 def browser_values(node: str, script: Path = SCRIPT) -> list[dict]:
     """What the browser's code computes for each case of the grid, run by Node.js."""
-    cases = [g | ({"tree": [*map(int, g["tree"].split("x"))]} if "tree" in g else {}) for g in GRID]
+    cases = [dict(given) for given in GRID]
+    for case in cases:
+        if "tree" in case:
+            case["tree"] = [*map(int, case["tree"].split("x"))]
+        if "passes" in case:
+            case["passes"] = [*case["passes"].items()]
     code = (
         f"const {{ calculate }} = require({json.dumps(str(script))});"
         "const values = ({asked, best, chains}) => "
