@@ -44,6 +44,8 @@ WRITTEN = [
     ("dspark_speculators_gated", "block-speculators", []),
     ("dspark_speculators_rnn", "block-speculators", []),
     ("dflash2_speculators", "block-speculators", []),
+    ("dflash_speculators_window", "block-speculators", []),
+    ("dflash2_speculators_window", "block-speculators", []),
     ("xpress_speculators", "block-speculators", []),
 ]
 

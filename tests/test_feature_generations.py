@@ -39,6 +39,8 @@ SPECULATORS = (
     "dspark_speculators_gated",
     "dspark_speculators_rnn",
     "dflash2_speculators",
+    "dflash_speculators_window",
+    "dflash2_speculators_window",
     "xpress_speculators",
 )
 SPARKS = ("dspark", "dspark_gated", "dspark_rnn", "dspark_bare")
@@ -49,6 +51,8 @@ CLOSE = {  # where float32 itself is not closer: a cosine of short vectors, time
     "dflash2": 2e-4,
     "dflash2_window": 2e-4,
     "dflash2_speculators": 2e-4,
+    "dflash2_speculators_window": 2e-4,
+    "dflash_speculators_window": 5e-5,
 }
 
 

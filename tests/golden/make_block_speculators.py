@@ -12,6 +12,11 @@ for ``features/target``, as ``save_pretrained`` of that package writes it, value
 The package trains drafters and does not generate. Block layers, LM head, heads, and the recurrence
 of XPress's passes are its own; the loop over rounds is written here, and gives each place the token
 before it as the package does in training.
+
+In ``dflash_speculators_window`` one of two layers has a window, in which places see only places
+before them, in ``dflash2_speculators_window`` both have one and see both ways. The package, which
+trains, counts the window of all places from the root; here it is counted from each place, as in
+z-lab's code (``windowed``).
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ from transformers import LlamaForCausalLM
 
 STATES = [1, 3, 6]
 FEW = dict(draft_vocab_size=len(KEPT))
+WINDOW = dict(use_sliding_window=True, sliding_window=6)
 CONV = dict(conv_group_size=4, selector_rank=5, selector_top_k=4)
 KINDS = {  # the kind of drafter, the options of its config
     "dflash_speculators": ("DFlash", FEW),
@@ -45,6 +51,14 @@ KINDS = {  # the kind of drafter, the options of its config
         dict(markov_rank=5, markov_head_type="rnn", confidence_head_with_markov=False),
     ),
     "dflash2_speculators": ("DFlash2", CONV),
+    "dflash_speculators_window": (
+        "DFlash",
+        FEW | dict(layers=WINDOW | dict(layer_types=["sliding_attention", "full_attention"])),
+    ),
+    "dflash2_speculators_window": (
+        "DFlash2",
+        CONV | dict(layers=WINDOW | dict(layer_types=["sliding_attention"] * 2)),
+    ),
     "xpress_speculators": ("XPress", dict(xpress_rank=5, num_jacobi_passes=2)),
 }
 
@@ -57,7 +71,9 @@ def made(kind: str, options: dict):
     package = f"speculators.models.{kind.lower()}"
     config = getattr(importlib.import_module(f"{package}.config"), f"{kind}SpeculatorConfig")
     model = getattr(importlib.import_module(f"{package}.core"), f"{kind}DraftModel")
-    shape = SIZES | dict(model_type="qwen3", num_hidden_layers=2, head_dim=8)
+    layers = options.get("layers", {})
+    options = {name: value for name, value in options.items() if name != "layers"}
+    shape = SIZES | dict(model_type="qwen3", num_hidden_layers=2, head_dim=8) | layers
     told = SpeculatorsConfig(
         algorithm=kind.lower(),
         proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=BLOCK - 1)],
@@ -88,6 +104,25 @@ def filled(model, target, seed: int) -> None:
         head = head[KEPT]
     model.lm_head.weight.copy_(head)
     model.verifier_lm_head.weight.copy_(head)
+
+
+def windowed(code) -> None:
+    """Counts windows from each place of a block, in the masks that the package makes."""
+    made = code.create_anchor_block_mask_mod
+
+    def from_places(*args, sliding_window=None, **settings):
+        mask, places, entries = made(*args, sliding_window=sliding_window, **settings)
+        if sliding_window is None:
+            return mask, places, entries
+        root, length = int(settings["anchor_positions"][0]), settings["total_seq_len"]
+
+        def near(b, h, place, entry):
+            in_text = entry < length
+            return mask(b, h, place, entry) & (~in_text | (entry > root + place - sliding_window))
+
+        return near, places, entries
+
+    code.create_anchor_block_mask_mod = from_places
 
 
 def block_of(model, features, text, root: int):
@@ -164,6 +199,7 @@ def generated(model, target, prompt) -> dict:
 def main() -> None:
     sys.path.insert(0, sys.argv[1])
     models_alone()
+    windowed(importlib.import_module("speculators.models.dflash.core"))
     torch.set_num_threads(1)  # the models are tiny
     target = LlamaForCausalLM.from_pretrained(HERE / "target").float().eval()
     prompt = torch.randint(SIZES["vocab_size"], (7,), generator=torch.Generator().manual_seed(7))
