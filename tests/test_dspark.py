@@ -83,7 +83,7 @@ def test_rows_count_as_far_as_their_budget_and_costs_are_those_of_the_widths():
     survival, costs = jnp.ones((2, 4)), jnp.asarray([1.0, 1.1, 1.2, 1.3, 1.4])
     for budget, depth in (([9, 9], 4), ([3, 0], 2), ([1, 1], 0), ([0, 0], 0)):
         assert worth_drafting(survival, costs, jnp.asarray(budget)) == depth
-    policy, widths = Schedule(), (0, 1, 3)
+    policy, widths = Schedule(rests=False), (0, 1, 3)
     within = policy.costs_within(widths, jnp.asarray([1.0, 2.0, 4.0]), 3)
     assert within.tolist() == [2.0, 2.0, 3.0, 4.0]
     pinned = jnp.asarray([jnp.inf, jnp.inf, 1.0])

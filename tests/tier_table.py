@@ -202,6 +202,11 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_llmcad.py": [("fault|refused", DEFAULT), ("no_branch_is", MERGE), (EVERYTHING, FULL)],
+    "test_lagging.py": [
+        ("fault", DEFAULT),
+        (r"depend.*\[(eagle3|dspark)|read_before.*\[mtp", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "test_lookahead.py": [
         ("fault|asked_for|refused|one_round|new_turn", DEFAULT),
         ("left_out_where", FULL),

@@ -335,21 +335,21 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
     root, draft, scores, full = state.length - 1, judged.draft, judged.scores, judged.verdict
     verdict, emitted = truncate(draft, full, state)
     cache = checks.committed(target, state.cache, scores.entries, root, verdict)
+    num, fed, features = verdict.count + 1, draft.tokens, scores.features
+    if draft.num_nodes > 1:  # otherwise all paths are the root
+        fed = jnp.take_along_axis(fed, verdict.path, axis=1, mode="clip")
+        if features is not None:
+            features = jnp.take_along_axis(features, verdict.path[:, :, None], axis=1, mode="clip")
     # a round without a draft is shown to the drafter in the shapes of the others
-    verdict = dataclasses.replace(verdict, path=_filled(verdict.path, drafter.depth + 1, 0))
-    emitted = _filled(emitted, verdict.path.shape[1], -1)
-
-    num = verdict.count + 1
-    fed = jnp.take_along_axis(draft.tokens, verdict.path, axis=1, mode="clip")
-    features = scores.features
-    if features is not None:
-        features = jnp.take_along_axis(features, verdict.path[:, :, None], axis=1, mode="clip")
+    steps = max(drafter.depth + 1, verdict.path.shape[1])
+    verdict = dataclasses.replace(verdict, path=_filled(verdict.path, steps, 0))
+    emitted, fed = _filled(emitted, steps, -1), _filled(fed, steps, 0)
     readout = drafter.readout(draft, scores)
     checks.check_readout(drafter, readout, len(root))
     segment = Segment(
         tokens=fed,
         next=emitted,
-        features=features,
+        features=None if features is None else _filled(features, steps, 0),
         start=root,
         num=num,
         round=(draft, verdict, readout),
@@ -394,6 +394,7 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
 
 
 def _filled(x: jax.Array, width: int, value: int) -> jax.Array:
-    """``[B, T]`` with at least ``width`` columns."""
+    """``[B, T, ...]`` with at least ``width`` columns."""
     spare = max(width - x.shape[1], 0)
-    return jnp.pad(x, ((0, 0), (0, spare)), constant_values=value) if spare else x
+    pads = ((0, 0), (0, spare), *[(0, 0)] * (x.ndim - 2))
+    return jnp.pad(x, pads, constant_values=value) if spare else x

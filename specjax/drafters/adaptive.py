@@ -33,6 +33,7 @@ from .._internal.pytree import pytree_dataclass
 from ..acceptance.walk import eligible
 from ..types import DrafterWrapper, PyTree
 from .draft_length import DraftLengthPolicy, Goodput, Outcome, named_policy
+from .resting import LAG, is_rest
 
 
 @pytree_dataclass
@@ -80,6 +81,7 @@ class Adaptive(DrafterWrapper):
 
     def __post_init__(self):
         object.__setattr__(self, "policy", named_policy(self.policy))
+        object.__setattr__(self, "inner", self.inner.lagging(LAG))
         depth = self.inner.depth
         usual = (2**k - 1 for k in range(depth.bit_length() + 1))
         given = (*(w for w in usual if w < depth), depth) if self.widths is None else self.widths
@@ -185,7 +187,9 @@ class Adaptive(DrafterWrapper):
             confidence=self.decides.confidence,
             costs=self.decides.costs_within(*self._costs(params), self.inner.depth),
         )
-        draft, inner = self.inner.draft_step(params["inner"], target_params, state.inner, context)
+        own = params["inner"], target_params
+        inner = self.inner.sync(*own, state.inner, context, before="draft")
+        draft, inner = self.inner.draft_step(*own, inner, context)
         if limit is not None:
             draft = trees.limit_depth(draft, limit)
         asked = jnp.broadcast_to(width, context.length.shape)
@@ -195,6 +199,8 @@ class Adaptive(DrafterWrapper):
         inner = self.inner.observe(params["inner"], target_params, state.inner, segment)
         if segment.round is None:
             return dataclasses.replace(state, inner=inner)
+        if is_rest(segment) and not self.decides.learns_from_rests:
+            return dataclasses.replace(state, inner=inner, width=None)
         draft, verdict, _ = segment.round  # of its own nodes, where others proposed too
         outcome = Outcome(
             width=state.width,

@@ -50,6 +50,7 @@ from ..models.decoder import Decoder
 from ..models.layers import Linear, Norm, fused_linear, turns
 from ..trees.levels import Words
 from ..types import PyTree, Verdict
+from . import resting
 from .feature_module import logits_of
 from .heads import HeadDrafter, VocabMap, independent_level
 from .layer_sizes import SizesOfLayers
@@ -186,9 +187,18 @@ class BlockLayers(nnx.Module):
 
 @pytree_dataclass
 class BlockState:
-    """``cache``: keys and values of every layer, of all tokens before the root."""
+    """The state of a block drafter.
+
+    Attributes:
+      cache: keys and values of every layer, of all tokens before the root but the pending ones.
+      pending: ``[B, P, F]``, features of the last tokens before the root, which rounds without a
+        draft committed; None: all are read at once.
+      count: int32 ``[B]``, how many are pending; None where ``pending`` is.
+    """
 
     cache: PyTree
+    pending: jax.Array | None = None
+    count: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,12 +214,14 @@ class BlockDrafter(HeadDrafter):
     Attributes:
       whole_block: whether all places of a block are computed, however deep the tree is.
       can_draw_from_part: whether there may be a draft vocabulary.
+      lag: P, the tokens that may be pending while nothing is drafted; see ``resting``.
 
     Raises:
       ValueError: the target lacks such hidden states, the tree is deeper than a block has masks, or
         there is a draft vocabulary where the method knows none.
     """
 
+    lag: int = dataclasses.field(default=0, kw_only=True)
     module = BlockLayers
     name = "block"
     whole_block: ClassVar[bool] = False
@@ -243,7 +255,31 @@ class BlockDrafter(HeadDrafter):
         c = self.config.layers
         slots = [c.slots(i, capacity) for i in range(c.num_layers)]
         dtype = jnp.result_type(*jax.tree.leaves(params))
-        return BlockState(cache=kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype))
+        cache = kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype)
+        if not self.lag:
+            return BlockState(cache=cache)
+        width = len(self.features) * c.hidden_size
+        pending = jnp.zeros((batch, self.lag, width), dtype)
+        return BlockState(cache=cache, pending=pending, count=jnp.zeros((batch,), jnp.int32))
+
+    def lagging(self, num_tokens):
+        return dataclasses.replace(self, lag=max(self.lag, num_tokens))
+
+    def sync(self, params, target_params, state, context, *, before="prompt"):
+        if state.count is None:
+            return state
+        live = state.count if before == "prompt" else jnp.where(context.budget > 0, state.count, 0)
+        most = self.lag - 1 if before == "rest" else 0
+        count = jnp.where(jnp.any(live > most), live, 0)
+        begin = context.length - 1 - state.count
+
+        def read(cache, features, offset, num):
+            return self._commit(params, cache, features, begin + offset, num)
+
+        cache, count = resting.read_by_chunks(
+            read, state.cache, state.pending, count, chunk=resting.CHUNK
+        )
+        return dataclasses.replace(state, cache=cache, count=state.count - count)
 
     def places(self, heads, target_params, state, context) -> jax.Array:
         """The normed states ``[H, B, N]`` of all places of a block, that of the root first."""
@@ -296,12 +332,22 @@ class BlockDrafter(HeadDrafter):
         return independent_level(say)
 
     def observe(self, params, target_params, state, segment):
-        index = jnp.arange(segment.tokens.shape[1], dtype=jnp.int32)
-        cache, c = state.cache, self.config.layers
-        features = segment.features.astype(cache[0][0].dtype)
-        positions = segment.start[:, None] + index
+        some = segment.num > 0
+        if state.count is not None and resting.is_rest(segment):
+            (new,) = resting.first_column(segment, ("features",))
+            pending = resting.append(state.pending, new, state.count, some)
+            return dataclasses.replace(state, pending=pending, count=state.count + some)
+        cache = self._commit(params, state.cache, segment.features, segment.start, segment.num)
+        return dataclasses.replace(state, cache=cache)
+
+    def _commit(self, params, cache, features, start, num):
+        """The cache with the first ``num`` int32 ``[B]`` tokens of ``features`` ``[B, T, F]``,
+        which begin at ``start`` int32 ``[B]``."""
+        index, c = jnp.arange(features.shape[1], dtype=jnp.int32), self.config.layers
+        features = features.astype(cache[0][0].dtype)
+        positions = start[:, None] + index
         entries = self.heads(params).entries(features, positions)
-        path = jnp.broadcast_to(index, segment.tokens.shape)
-        verdict = Verdict(path=path, count=segment.num - 1, token=segment.num)
+        path = jnp.broadcast_to(index, positions.shape)
+        verdict = Verdict(path=path, count=num - 1, token=num)
         rings = [c.is_ring(i, keys.shape[2]) for i, (keys, _) in enumerate(cache)]
-        return BlockState(cache=kv_cache.commit(cache, entries, segment.start, verdict, rings))
+        return kv_cache.commit(cache, entries, start, verdict, rings)

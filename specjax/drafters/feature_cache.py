@@ -22,6 +22,7 @@ from .. import trees
 from .._internal.pytree import filled, pytree_dataclass
 from ..models import kv_cache
 from ..types import PyTree, Verdict
+from . import resting
 from .heads import HeadDrafter
 
 
@@ -56,12 +57,14 @@ class FeatureReader(HeadDrafter):
     stand for the missing feature there.
 
     Where ``context.width`` is 0 nothing is read: pending pairs accumulate over rounds that draft
-    nothing, and are read when there is no room for what one more such round may leave.
+    nothing, and are read when there is no room for what one more such round may leave. Nothing is
+    predicted then, so that only keys and values are computed.
 
     Attributes:
       layers: the target's hidden states that are read, counted as ``layer``; None: ``layer`` alone.
       others: the most tokens that a round may commit if other drafters propose too; 0: there are
         no others. Then there is room for the tokens of two rounds, the second of width 0.
+      lag: further pairs for which there is room, while nothing is drafted and there are no others.
 
     Raises:
       ValueError: the target lacks such hidden states, or the tree is too deep for the stages.
@@ -69,6 +72,7 @@ class FeatureReader(HeadDrafter):
 
     layers: tuple[int, ...] | None = None
     others: int = 0
+    lag: int = 0
     num_stages = 1
 
     def __post_init__(self):
@@ -102,6 +106,11 @@ class FeatureReader(HeadDrafter):
     @property
     def num_pending(self) -> int:
         """P, room for the pairs that rounds may leave and those that later stages read again."""
+        return self.num_columns + (0 if self.others else self.lag)
+
+    @property
+    def num_columns(self) -> int:
+        """The first of the P columns, which a round that drafts reads and leaves."""
         return max(self.few_pending, self.others + self.num_stages - 1) + self.others
 
     @property
@@ -136,10 +145,14 @@ class FeatureReader(HeadDrafter):
         if before == "draft":  # `draft_step` begins with `_catch_up`
             return state
         if before == "rest":
-            nothing = dataclasses.replace(context, width=jnp.int32(0))
-            return self._catch_up(params, target_params, state, nothing)[0]
+            most = self.num_pending - max(self.others, 1)
+            state = self._read_all(params, target_params, state, context, most)
+            return dataclasses.replace(state, ran=jnp.zeros(state.count.shape, bool))
         state, _ = self._catch_up(params, target_params, state, context, every=True)
         return dataclasses.replace(state, ran=None)
+
+    def lagging(self, num_tokens):
+        return dataclasses.replace(self, lag=max(self.lag, num_tokens))
 
     def beside(self, num_tokens):
         return dataclasses.replace(self, others=max(self.others, num_tokens))
@@ -152,21 +165,23 @@ class FeatureReader(HeadDrafter):
           the last true pair of each stage passes on, ``[H, B]``.
         """
         head = self.heads(params)
+        if self.num_pending > self.num_columns:
+            most = self.num_columns
+            state = self._read_all(params, target_params, state, context, most, every)
         tokens, start = state.tokens, context.length - 1 - jnp.maximum(state.count, 1)
         tokens = jnp.where((state.count > 0)[:, None], tokens, context.root[:, None])
-
-        # a finished row need not read what it has not read
-        waiting = state.count if every else jnp.where(context.budget > 0, state.count, 0)
+        tokens, features = tokens[:, : self.num_columns], state.features[:, : self.num_columns]
+        waiting = self._waiting(state, context, every)
 
         def run():
-            given = state.cache, state.features, tokens, start, state.count
+            given = state.cache, features, tokens, start, state.count
             return self._pending(jnp.max(waiting), head, target_params, *given)
 
         count, ran = state.count, None
         if context.width is None:
             logits, hidden, entries = run()
         else:
-            ran = (context.width > 0) | jnp.any(waiting > self.num_pending - max(self.others, 1))
+            ran = (context.width > 0) | jnp.any(waiting > self.num_columns - max(self.others, 1))
             empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run))
             logits, hidden, entries = jax.lax.cond(ran, run, lambda: empty)
             ran = jnp.broadcast_to(ran, count.shape)
@@ -175,6 +190,43 @@ class FeatureReader(HeadDrafter):
             count = jnp.where(context.budget > 0, count, 0)
         cache = self._commit(state.cache, entries, start, count, hidden)
         return dataclasses.replace(state, cache=cache, ran=ran), (logits, hidden)
+
+    def _waiting(self, state, context, every: bool) -> jax.Array:
+        """How many pairs must be read; a finished row need not read what it has not read."""
+        return state.count if every else jnp.where(context.budget > 0, state.count, 0)
+
+    def _read_all(self, params, target_params, state, context, most: int, every: bool = False):
+        """Reads all that is pending if more than ``most`` pairs are, in some row. The last pairs
+        stay, in the first columns: the next draft begins with them."""
+        head, stages = self.heads(params), self.num_stages
+        waiting = self._waiting(state, context, every)
+        waiting = jnp.where(jnp.any(waiting > most), waiting, 0)
+        begin = context.length - 1 - state.count
+
+        def read(cache, pending, offset, num):
+            given = head, target_params, cache, *pending, begin + offset
+            return self._commit(cache, self._read(*given)[1], begin + offset, num)
+
+        pending = state.features, state.tokens
+        cache, waiting = resting.read_by_chunks(
+            read,
+            state.cache,
+            pending,
+            waiting,
+            chunk=max(resting.CHUNK, stages) if self.lag else self.num_pending,
+            overlap=stages - 1,
+        )
+        last = jnp.minimum(waiting, stages)
+        where = jnp.where(waiting[:, None] > 0, jnp.arange(stages), self.num_pending)
+        rows = jnp.arange(len(last))[:, None]
+        kept = resting.columns(pending, waiting - last, stages)
+        features, tokens = jax.tree.map(
+            lambda old, new: old.at[rows, where].set(new, mode="drop"), pending, kept
+        )
+        count = jnp.where(waiting > 0, last, state.count)
+        return dataclasses.replace(
+            state, cache=cache, features=features, tokens=tokens, count=count
+        )
 
     def _pending(self, most, head, target_params, cache, features, tokens, start, count):
         """``_root`` over the fewest columns that hold ``most`` pairs, out of a few numbers of them
@@ -185,7 +237,7 @@ class FeatureReader(HeadDrafter):
             return self._root(head, target_params, cache, *given)
 
         if not self.others:
-            return first(self.num_pending)
+            return first(self.num_columns)
         sizes = sorted({self.few_pending, self.num_pending - self.others, self.num_pending})
         whole = jax.eval_shape(lambda: first(self.num_pending))
         choice = jnp.sum(jnp.asarray(sizes) < most)
@@ -242,11 +294,13 @@ class FeatureReader(HeadDrafter):
         out = out.reshape(len(out), batch, -1)
         return jnp.take_along_axis(out, where, axis=2)[:, :, 0]
 
-    def _commit(self, cache, entries, start, count, hidden):
+    def _commit(self, cache, entries, start, count, hidden=None):
         """The caches with the first ``count`` int32 ``[B]`` pairs added, less k for stage k.
 
         ``hidden``: of each stage ``[H, B]``; it orders the write after the reads that made it.
+        None: no output is wanted, and the last entries come after all that is read.
         """
+        last = jax.tree.leaves(entries)[-1]
         path = jnp.arange(jax.tree.leaves(entries)[0].shape[2], dtype=jnp.int32)
         path = jnp.broadcast_to(path, (len(count), len(path)))
         c, written = self.config.layer, []
@@ -254,7 +308,8 @@ class FeatureReader(HeadDrafter):
             sizes = [jax.tree.leaves(layer)[0].shape[2] for layer in slots]
             rings = [c.is_ring(i, size) for i, size in enumerate(sizes)]
             # entries come from the layers' inputs: what must be read first is the output
-            num = kv_cache.after(count - 1 - stage, hidden[stage].T)
+            read = last if hidden is None else hidden[stage].T
+            num = kv_cache.after(count - 1 - stage, read)
             verdict = Verdict(path=path, count=num, token=num)
             written.append(kv_cache.commit(slots, own, start, verdict, rings))
         return tuple(written)
@@ -263,27 +318,31 @@ class FeatureReader(HeadDrafter):
         keep = jnp.minimum(state.count, self.num_stages - 1)  # what later stages read once more
         if state.ran is not None:
             keep = jnp.where(state.ran, keep, state.count)
+        some = segment.num > 0
+        if resting.is_rest(segment) and state.ran is not None and not self.others:
+            new = resting.first_column(segment, ("features", "next"))
+            features, tokens = resting.append((state.features, state.tokens), new, keep, some)
+            count = jnp.where(some, keep + 1, state.count)
+            return FeatureState(cache=state.cache, features=features, tokens=tokens, count=count)
         steps = segment.tokens.shape[1]
-        fits = segment.round is not None and steps + self.num_stages - 1 <= self.num_pending
+        fits = segment.round is not None and steps + self.num_stages - 1 <= self.num_columns
         if self.others and state.ran is not None:  # as much may be pending as before the round
             fits &= steps <= self.others
         features, tokens = self._joined(state, segment, keep, fits)
         count, cache = keep + segment.num, state.cache
         if not fits:  # a prompt, or a path that another drafter proposed
             head, start = self.heads(params), segment.start - keep
-            outs, entries = self._read(head, target_params, cache, features, tokens, start)
-            count = jnp.where(segment.num > 0, count, 0)
-            hidden = [self._last(out, count, k) for k, out in enumerate(outs)]
-            cache = self._commit(cache, entries, start, count, hidden)
+            _, entries = self._read(head, target_params, cache, features, tokens, start)
+            count = jnp.where(some, count, 0)
+            cache = self._commit(cache, entries, start, count)
             # the last pair of each stage is read once more in the next round
             last = jnp.minimum(count, self.num_stages)
-            where = (count - last)[:, None] + jnp.arange(self.num_pending)
-            features, tokens, count = _take(features, where), _take(tokens, where), last
-        some = segment.num > 0
+            features, tokens = resting.columns((features, tokens), count - last, self.num_columns)
+            count = last
         return FeatureState(
             cache=cache,
-            features=jnp.where(some[:, None, None], features, state.features),
-            tokens=jnp.where(some[:, None], tokens, state.tokens),
+            features=_put_first(features, state.features, some),
+            tokens=_put_first(tokens, state.tokens, some),
             count=jnp.where(some, count, state.count),
         )
 
@@ -291,18 +350,21 @@ class FeatureReader(HeadDrafter):
         """Features and following tokens of the last ``keep`` int32 ``[B]`` pending pairs and then
         of the segment; in ``num_pending`` columns where it ``fits``."""
         given, steps = segment.features.astype(state.features.dtype), segment.tokens.shape[1]
-        if fits and self.num_stages == 1 and state.ran is None and steps == self.num_pending:
+        if fits and self.num_stages == 1 and state.ran is None and steps == self.num_columns:
             return given, segment.next
-        most = self.num_stages - 1 if state.ran is None else self.num_pending
-        columns = self.num_pending if fits else steps + most
+        before = self.num_columns if fits or self.others else self.num_pending
+        most = self.num_stages - 1 if state.ran is None else before
+        columns = self.num_columns if fits else steps + most
         where = jnp.arange(columns) - keep[:, None]
-        old, new = where + state.count[:, None], self.num_pending + where
+        old, new = where + state.count[:, None], before + where
         where = jnp.where(where < 0, old, new)
-        features = _take(jnp.concatenate([state.features, given], axis=1), where)
-        return features, _take(jnp.concatenate([state.tokens, segment.next], axis=1), where)
+        features, tokens = state.features[:, :before], state.tokens[:, :before]
+        features = resting.take(jnp.concatenate([features, given], axis=1), where)
+        return features, resting.take(jnp.concatenate([tokens, segment.next], axis=1), where)
 
 
-def _take(x: jax.Array, where: jax.Array) -> jax.Array:
-    """``x[b, where[b, i]]``, the last one beyond the end."""
-    index = where.reshape(where.shape + (1,) * (x.ndim - 2))
-    return jnp.take_along_axis(x, index, axis=1, mode="clip")
+def _put_first(new: jax.Array, old: jax.Array, some: jax.Array) -> jax.Array:
+    """``old`` ``[B, P, ...]`` with the first columns of the rows ``some`` replaced by ``new``."""
+    size = new.shape[1]
+    first = jnp.where(some.reshape((-1,) + (1,) * (old.ndim - 1)), new, old[:, :size])
+    return first if size == old.shape[1] else old.at[:, :size].set(first)

@@ -220,6 +220,11 @@ class Drafter(abc.ABC):
         commit up to ``num_tokens`` tokens. Default: ``self``."""
         return self
 
+    def lagging(self, num_tokens: int) -> Drafter:
+        """Returns a drafter like this one that may leave unread what up to ``num_tokens`` rounds
+        without a draft commit (see ``sync``); ``Adaptive`` asks for it. Default: ``self``."""
+        return self
+
     def rewindable(self, num_tokens: int) -> Drafter:
         """Returns a drafter like this one whose state can be taken back by ``num_tokens`` tokens
         (see ``rewind``); a ``Cascade`` asks for it. Default: ``self``, which forgets nothing."""
@@ -360,6 +365,9 @@ class DrafterWrapper(Drafter):
 
     def beside(self, num_tokens):
         return dataclasses.replace(self, inner=self.inner.beside(num_tokens))
+
+    def lagging(self, num_tokens):
+        return dataclasses.replace(self, inner=self.inner.lagging(num_tokens))
 
     def rewindable(self, num_tokens):
         return dataclasses.replace(self, inner=self.inner.rewindable(num_tokens))

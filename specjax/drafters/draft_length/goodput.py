@@ -94,9 +94,10 @@ class Goodput(DraftLengthPolicy):
     min_pause: int = 8
     max_pause: int = 128
     min_gain: float = 0.1
-    probe_share: float = 0.05
+    probe_share: float = 0.02
     name = "goodput"
     reads_costs = True
+    learns_from_rests = False
 
     def __post_init__(self):
         prior = 0 <= self.prior_acceptance <= 1 and self.prior_tries > 0
@@ -195,6 +196,11 @@ class Goodput(DraftLengthPolicy):
             lost=row(False),
         )
 
+    def fell_short(self, outcome: Outcome) -> jax.Array:
+        """bool ``[B]``: rows in which a token that was proposed was not accepted. A drafter that
+        had nothing to propose is no loss, since such rounds cost what plain ones cost."""
+        return outcome.accepted < outcome.offered
+
     def update(self, memory: GoodputMemory, outcome: Outcome) -> GoodputMemory:
         keep = 1 - 1 / self.fade_rounds
         asked = outcome.live & (outcome.width > 0)
@@ -209,7 +215,7 @@ class Goodput(DraftLengthPolicy):
 
         emitted = jnp.sum(jnp.where(outcome.live, outcome.accepted + 1, 0))
         dear = emitted < self.hurdle(outcome.live) * memory.price * jnp.sum(outcome.live)
-        lost = dear & jnp.any(evidence & (outcome.accepted < outcome.offered))
+        lost = dear & jnp.any(asked & self.fell_short(outcome))
         return dataclasses.replace(
             memory,
             hits=fold(memory.hits, hit, evidence),

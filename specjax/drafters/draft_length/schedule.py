@@ -6,9 +6,12 @@
 ``c_k`` is the drafter's estimate that its k-th token is accepted if those before it are. The depth
 is one for the batch: rows of a pass are equally wide, so what one row drafts less saves nothing.
 
+Whether rounds draft at all is decided as by ``goodput``: a drafter that computes its draft before
+it knows that no token of it is worth its cost has lost that pass already. With ``rests=false``
+every round drafts, as in the paper.
+
 Reads: the drafter's chances (a confidence head, as DSpark's; other drafters draft all they can);
-the measured cost of a round at each width. It always drafts: ``goodput`` is the policy that gives
-up drafts which do not pay at all.
+the measured cost of a round at each width; how many tokens were proposed and accepted.
 
 Lossless: yes. Whether the k-th tokens are drafted follows from chances that read the tokens before
 them. The search ends at the first depth that does not pay, and does not look at what the tokens of
@@ -21,7 +24,7 @@ Example::
     drafter = Adaptive(dspark, policy=Schedule())
 
 References: DSpark, arXiv 2607.05147, algorithm 1, which sorts the pairs of rows and depths, since a
-pass there is as long as the tokens of all rows.
+pass there is as long as the tokens of all rows; it never rests.
 """
 
 from __future__ import annotations
@@ -31,26 +34,39 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .policy import DraftLengthPolicy
+from .goodput import Goodput
+from .policy import Outcome
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule(DraftLengthPolicy):
+class Schedule(Goodput):
     """Drafts to the depth at which the expected tokens a second stop rising.
 
     Costs between two measured widths are interpolated. Where any cost is infinite
     (``Adaptive.only``), the one width with a finite cost is drafted.
+
+    Attributes:
+      rests: whether there are rounds without a draft, as ``Goodput`` decides, whose settings hold;
+        False: every round drafts.
     """
 
+    rests: bool = True
     name = "schedule"
-    reads_costs = True
-
-    def init(self, batch: int, depth: int) -> tuple[()]:
-        return ()
 
     def choose(self, memory, widths, costs, budget):
         able = jnp.isfinite(costs)
-        return jnp.max(jnp.where(able, jnp.asarray(widths, jnp.int32), 0)), memory
+        most = jnp.max(jnp.where(able, jnp.asarray(widths, jnp.int32), 0))
+        if not self.rests:
+            return most, memory
+        width, memory = super().choose(memory, widths, costs, budget)
+        return jnp.where(width > 0, most, 0), memory
+
+    def expected(self, memory, widths, costs, budget):
+        """A draft of which nothing is proposed costs as much as any."""
+        return super().expected(memory, widths, costs, budget)[0], costs
+
+    def fell_short(self, outcome: Outcome) -> jax.Array:
+        return (outcome.accepted < outcome.offered) | (outcome.offered == 0)
 
     def costs_within(self, widths, costs, depth):
         # the draft is made already: a round that drops all of it costs as much as the narrowest
@@ -60,8 +76,10 @@ class Schedule(DraftLengthPolicy):
         pinned = 1 / (1.0 + jnp.arange(depth + 1))  # the rate rises, whatever the chances are
         return jnp.where(jnp.all(jnp.isfinite(costs)), measured, pinned)
 
-    def update(self, memory, outcome):
-        return memory
+    def update(self, memory, outcome: Outcome):
+        # what the schedule left out was not refused by the target
+        tried = jnp.clip(outcome.offered, 1, outcome.width)
+        return super().update(memory, dataclasses.replace(outcome, width=tried))
 
 
 def worth_drafting(survival: jax.Array, costs: jax.Array, budget: jax.Array) -> jax.Array:
