@@ -12,8 +12,6 @@ import argparse
 import sys
 from pathlib import Path
 
-import numpy as np
-
 import specjax
 
 from . import heldout, runner
@@ -24,18 +22,13 @@ HEADS = (
     *(("mtp", {"num": 2}), ("hydra", {"num": 2}), ("medusa", {"num": 1})),
 )
 TEMPERATURES = (0.1, 0.3, 0.7, 1.0)
-RESAMPLES = 2000
 
 
 def tau(lm, prompts, drafter: str, drafting, temperature: float, new: int) -> dict:
     """Tokens a round of all prompts, with an interval of 95 % over the prompts."""
     sampling = specjax.Sampling(temperature=temperature)
     asked = dict(drafter=drafter, drafting=drafting, sampling=sampling, max_new_tokens=new)
-    stats = specjax.generate(lm, prompts, seed=0, **asked).stats
-    emitted, rounds = np.asarray(stats.emitted, float), np.asarray(stats.rounds, float)
-    pick = np.random.default_rng(0).integers(0, len(rounds), (RESAMPLES, len(rounds)))
-    low, high = np.percentile(emitted[pick].sum(axis=1) / rounds[pick].sum(axis=1), [2.5, 97.5])
-    return {"tau": emitted.sum() / rounds.sum(), "low": low, "high": high}
+    return heldout.tau_interval(specjax.generate(lm, prompts, seed=0, **asked).stats)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -194,6 +194,14 @@ def run(work: GenerationTask) -> tuple[float, float, specjax.Decoded]:
     return middle - begin, time.perf_counter() - middle, result(state)
 
 
+def tau_interval(stats: specjax.Stats) -> dict[str, float]:
+    """Returns τ over all rows, and the bounds that hold 95 % of the resampled rows."""
+    emitted, rounds = np.asarray(stats.emitted), np.asarray(stats.rounds)
+    picks = np.random.default_rng(0).integers(0, len(rounds), (RESAMPLES, len(rounds)))
+    low, high = np.quantile(emitted[picks].sum(axis=1) / rounds[picks].sum(axis=1), [0.025, 0.975])
+    return {"tau": float(emitted.sum() / rounds.sum()), "low": float(low), "high": float(high)}
+
+
 def _ratio(spent: np.ndarray, emitted: np.ndarray, plain_emitted: np.ndarray) -> dict:
     """Returns the ratio of speculative to plain tokens a second, with a bootstrap interval.
 

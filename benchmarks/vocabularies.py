@@ -13,18 +13,13 @@ import numpy as np
 
 import specjax
 
-from .heldout import RESAMPLES, prompts
+from .heldout import prompts, tau_interval
 
 
 def acceptance_length(stats: specjax.Stats) -> dict[str, float]:
-    """τ over all rows, the bounds that hold 95 % of the resampled prompts, and the share of drafted
-    tokens that were accepted."""
-    emitted, rounds = np.asarray(stats.emitted), np.asarray(stats.rounds)
-    picks = np.random.default_rng(0).integers(0, len(rounds), (RESAMPLES, len(rounds)))
-    low, high = np.quantile(emitted[picks].sum(axis=1) / rounds[picks].sum(axis=1), [0.025, 0.975])
+    """τ over all rows with its interval, and the share of drafted tokens that were accepted."""
     accepted = np.sum(stats.accepted) / max(1, np.sum(stats.drafted))
-    tau = emitted.sum() / rounds.sum()
-    return dict(tau=float(tau), low=float(low), high=float(high), accepted=float(accepted))
+    return tau_interval(stats) | dict(accepted=float(accepted))
 
 
 def main() -> None:

@@ -195,9 +195,15 @@ def test_what_is_no_datastore_of_the_model_is_refused(store, tmp_path):
             build(tmp_path / "empty", texts, "words")
     meta = store.path / "meta.json"
     held = json.loads(meta.read_text())
-    meta.write_text(json.dumps(held | {"version": 9}))
-    with pytest.raises(ValueError, match="reads 2"):
-        Datastore(store.path)
+    for wrong, words in (
+        (held | {"version": 9}, "its version is 9, this installation reads 2; build .* again"),
+        ({"version": 9}, "its version is 9"),
+        ({"version": 2}, "it has no 'num_tokens'; build the datastore again with specjax"),
+        ([2], "is not that of a datastore"),
+    ):
+        meta.write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match=words):
+            Datastore(store.path)
     meta.write_text(json.dumps(held))
     order = store.path / "order.bin"
     right = order.read_bytes()

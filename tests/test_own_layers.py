@@ -22,6 +22,7 @@ from specjax.analysis.layer_search import (
 )
 from specjax.analysis.plan.propose import judge_exit
 from specjax.checkpoints.sub_network import load_layers, save_layers
+from specjax.cli import layers as layers_command
 from specjax.drafters import Hybrid, SelfDraft
 from specjax.drafters.confidence_stop import ConfidenceStop
 from specjax.models import Decoder
@@ -74,7 +75,8 @@ def test_names_say_which_layers_draft(lm):
     [
         ("self", "which layers draft"),
         ("self:", "which layers draft"),
-        ("self:exit=two", "which layers draft"),
+        ("self:exit=two", "exit='two' is no whole number of layers from 1 on; give 'self:exit=2'"),
+        ("self:exit=0", "exit='0' is no whole number of layers"),
         ("self:exit=1:skip=mlp.1", "which layers draft"),
         ("self:layers=1", "which layers draft"),
         ("self:exit=4", "has 3 layers"),
@@ -86,6 +88,13 @@ def test_names_say_which_layers_draft(lm):
 def test_names_that_say_nothing_are_refused(lm, name, words):
     with pytest.raises(ValueError, match=words):
         named(lm, name)
+
+
+def test_where_layers_are_saved_is_checked_before_anything_is_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(layers_command, "set_up", lambda _: pytest.fail("the model was read"))
+    assert cli.main(["layers", "--output", str(tmp_path / "nowhere" / "self.json")]) == 2
+    said = capsys.readouterr().err
+    assert f"there is no folder {tmp_path / 'nowhere'}; make it" in said
 
 
 def test_layers_of_another_target_are_refused(lm):

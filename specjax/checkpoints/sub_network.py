@@ -37,6 +37,21 @@ def default_path(lm: LM) -> Path | None:
     return folder / FILE if folder.is_dir() else None
 
 
+def checked_path(path: str | os.PathLike) -> Path:
+    """The file that ``save_layers`` writes for ``path``, a file or a folder.
+
+    Raises:
+      FileNotFoundError: there is no such folder.
+    """
+    path = Path(path)
+    path = path / FILE if path.is_dir() else path
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(
+            f"{path}: there is no folder {path.absolute().parent}; make it, or give another file"
+        )
+    return path
+
+
 def save_layers(
     drafter: SelfDraft, lm: LM, path: str | os.PathLike, found: dict | None = None
 ) -> Path:
@@ -53,10 +68,7 @@ def save_layers(
     """
     if drafter.target != lm.target:
         raise ValueError(f"drafter={drafter!r}: it was made of another target than {lm.name}")
-    path = Path(path)
-    path = path / FILE if path.is_dir() else path
-    if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
+    path = checked_path(path)
     content = {"specjax": KIND, "model": lm.name, "fingerprint": lm.checkpoint}
     content |= {"num_draft": drafter.num_draft}
     content |= {"skip": list(drafter.skip)} if drafter.skip else {"exit": drafter.exit}

@@ -11,7 +11,7 @@ import specjax
 from .._internal.bayesian import optuna
 from ..analysis.bayesian_layers import BayesianSearch
 from ..analysis.layer_search import LayerSearch
-from ..checkpoints.sub_network import default_path, save_layers
+from ..checkpoints.sub_network import checked_path, default_path, save_layers
 from ..drafters.self_draft import SelfDraft
 from .options import DTYPE, set_up
 from .prompts import read_prompts
@@ -73,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     measured = arguments.trials is not None
     if measured:
         optuna()  # refused before the model is read
+    if arguments.output:
+        checked_path(arguments.output)  # a search takes minutes
     prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
     lm = set_up(arguments)
     where = arguments.output or default_path(lm)

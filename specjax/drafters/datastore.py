@@ -67,22 +67,29 @@ class Datastore:
         self.path = Path(path)
         try:
             meta = json.loads((self.path / "meta.json").read_text(encoding="utf-8"))
-            version, self.num_tokens = int(meta["version"]), int(meta["num_tokens"])
-            self.depth = int(meta["depth"])
-            self.tokenizer = str(meta["tokenizer"])
+            version = int(meta["version"])  # another one may have other names beside it
+            if version == VERSION:
+                self.num_tokens, self.depth = int(meta["num_tokens"]), int(meta["depth"])
+                self.tokenizer = str(meta["tokenizer"])
         except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(
                 f"{self.path} is no datastore (a folder with meta.json); make one with "
                 "specjax datastore build"
             ) from None
-        except (ValueError, KeyError, TypeError) as error:
+        except KeyError as error:
             raise ValueError(
-                f"{self.path}/meta.json is not that of a datastore ({error}); build it again"
+                f"{self.path}/meta.json is not that of a datastore: it has no {error}; build the "
+                "datastore again with specjax datastore build"
+            ) from None
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{self.path}/meta.json is not that of a datastore ({error}); build it again with "
+                "specjax datastore build"
             ) from error
         if version != VERSION:
             raise ValueError(
-                f"{self.path}: its version is {version}, this installation reads {VERSION}; build "
-                "it again"
+                f"{self.path}/meta.json: its version is {version}, this installation reads "
+                f"{VERSION}; build the datastore again with specjax datastore build"
             )
         for name in ("tokens.bin", "order.bin"):
             found = (self.path / name).stat().st_size if (self.path / name).exists() else 0

@@ -47,7 +47,12 @@ def named_layers(lm: LM, name: str, num_draft: int) -> SelfDraft:
     if not which and not small and (own := default_path(lm)) is not None and own.is_file():
         saved = own
     exit, skip = given.pop("exit", None), given.pop("skip", "")
-    if given or which > 1 or not (exit or "1").isdigit() or not (saved or exit or skip or small):
+    if exit is not None and not (exit.isascii() and exit.isdigit() and int(exit)):
+        raise ValueError(
+            f"drafter={name!r}: exit={exit!r} is no whole number of layers from 1 on; give "
+            "'self:exit=2' to draft with the first 2 layers and the LM head"
+        )
+    if given or which > 1 or not (saved or exit or skip or small):
         raise ValueError(
             f"drafter={name!r}: it does not say which layers draft; give 'self:exit=E' (the first "
             "E layers and the LM head), 'self:skip=attention.3-5,mlp.7' (all layers except for "
