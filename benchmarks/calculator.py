@@ -28,25 +28,27 @@ from .tables import cells
 RESULTS = Path(__file__).parent / "results" / "calculator"
 DRAFTERS, TEMPERATURES, LENGTHS = ("draft", "eagle3"), (0.0, 1.0), (1, 2, 3, 4, 5)
 ROUNDS, REPETITIONS = 8, 15  # of the parts of a round
-REST = ("accept", "commit", "observe")
 KINDS = {"formula": "α, c", "passes": "rates, c, passes", "rounds": "and the rest of a round"}
 
 
 def time_parts(lm, prompt: str, ways: list, sampling, new: int) -> list[dict[str, float]]:
-    """Median seconds of the parts of a round in the middle of a text; plain rounds come first."""
+    """Seconds of a round in the middle of a text, of drafting in it, and of the target's pass over
+    its nodes, alone; the fastest of several counts. Plain rounds come first."""
     plain = Options(drafter=None, sampling=sampling, max_new_tokens=new)
     options = [plain, *(dataclasses.replace(plain, drafter=d, drafting=s) for d, s in ways)]
     calls = {}
     for index, one in enumerate(options):
         sizes = dict(least_width=heldout.SLOTS, least_buffer=heldout.SLOTS)
         work = prepare_measured(lm, [prompt], one, **sizes)
-        state = work.burst(new // 8, work.start())
+        nodes = work.drafter.num_draft + 1
+        state = work.burst(max(new // (2 * nodes), 1), work.start())
         parts = round_timing.part_calls(work, state, rounds=ROUNDS)
-        calls |= {f"{index} {name}": call for name, call in parts.items()}
+        calls |= {f"{index} {name}": parts[name] for name in ("draft", "round")}
+        held = dict(length=int(state.length[0]), capacity=heldout.SLOTS)
+        calls[f"{index} pass"] = timing.pass_call(lm, nodes, **held)
     seconds = timing.alternate(calls, repetitions=REPETITIONS)
-    names = ("draft", "verify", *REST, "round")
     return [
-        {name: float(np.median(seconds[f"{index} {name}"])) for name in names}
+        {name: float(np.min(seconds[f"{index} {name}"])) for name in ("draft", "pass", "round")}
         for index in range(len(options))
     ]
 
@@ -65,16 +67,16 @@ def computed(shares: list[float], plain: dict[str, float], parts: dict[str, floa
       shares: of rounds in which each position was accepted.
       plain, parts: the seconds of the parts of a plain round and of one with such a chain.
     """
-    num, one = len(shares), plain["verify"]
+    num, one = len(shares), min(plain["pass"], plain["round"])
     rate = sum(shares) / (1 + sum(shares[:-1]))  # accepted tokens over those that could have been
     known = {
         "acceptance": conditional(shares),
         "draft_cost": parts["draft"] / num / one,
-        "passes": {1: 1.0, num + 1: parts["verify"] / one},
+        "passes": {1: 1.0, num + 1: parts["pass"] / one},
     }
     overhead = (plain["round"] - one) / one
-    beside = (parts["round"] - parts["draft"] - parts["verify"]) / one
-    rest = {"overhead": max(overhead, 0.0), "draft_overhead": max(beside - overhead, 0.0)}
+    beside = (parts["round"] - parts["draft"] - parts["pass"]) / one
+    rest = {"overhead": overhead, "draft_overhead": max(beside - overhead, 0.0)}
     found = {
         "formula": calculate(rate, num_draft=num, draft_cost=known["draft_cost"]),
         "passes": calculate(**known),
@@ -84,18 +86,14 @@ def computed(shares: list[float], plain: dict[str, float], parts: dict[str, floa
     return {"inputs": inputs, **{kind: one.asked.speedup for kind, one in found.items()}}
 
 
-def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int) -> list[dict]:
-    """For each length what was measured and what is computed."""
-    ways = [(drafter, Drafting(num=num)) for num in LENGTHS]
-    sampling = specjax.Sampling(temperature=temperature)
-    parts = time_parts(lm, prompts[0], ways, sampling, new)
+def measure(lm, drafter: str, temperature: float, num: int, prompts: list[str], new: int) -> dict:
+    """What was measured of a chain, and what is computed."""
+    ways, sampling = [(drafter, Drafting(num=num))], specjax.Sampling(temperature=temperature)
+    plain, parts = time_parts(lm, prompts[0], ways, sampling, new)
     given = [sampling] * len(prompts)
-    runs = heldout.measure_model(lm, ways, prompts, given, new, heldout.REPETITIONS)
-    found = []
-    for run, own in zip(runs, parts[1:], strict=True):
-        said = computed(run["acceptance_by_position"], parts[0], own)
-        found.append({"run": run, "parts": own, "plain": parts[0], **said})
-    return found
+    (run,) = heldout.measure_model(lm, ways, prompts, given, new, heldout.REPETITIONS)
+    said = computed(run["acceptance_by_position"], plain, parts)
+    return {"run": run, "parts": parts, "plain": plain, **said}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -109,13 +107,17 @@ def main(arguments: list[str] | None = None) -> int:
     header = {"suite": "calculator", "prompts": args.prompts, "new": args.new, **runner.where()}
     kept = runner.Kept(args.out, header, fresh=False)
     lm, prompts = specjax.load("embedded"), heldout.prompts(args.prompts)
-    rows = [{"drafter": d, "temperature": t} for d in DRAFTERS for t in TEMPERATURES]
+    rows = [
+        {"drafter": d, "temperature": t, "num": n}
+        for d in DRAFTERS
+        for t in TEMPERATURES
+        for n in LENGTHS
+    ]
     for row in (row for row in rows if row not in kept.finished):
         figures = measure(lm, **row, prompts=prompts, new=args.new)
         kept.add({"row": row, "figures": figures})
-        for num, one in zip(LENGTHS, figures, strict=True):
-            errors = ", ".join(f"{kind} {error(one, kind):+.1%}" for kind in KINDS)
-            print(row, num, f"{one['run']['ratio_rounds']['median']:.2f}", errors, flush=True)
+        errors = ", ".join(f"{kind} {error(figures, kind):+.1%}" for kind in KINDS)
+        print(row, f"{figures['run']['ratio_rounds']['median']:.2f}", errors, flush=True)
     found = [(line["row"], line["figures"]) for line in kept.outcomes(rows)]
     (args.out / "README.md").write_text(page(header, found), encoding="utf-8")
     return 0
@@ -129,30 +131,25 @@ def error(figures: dict, kind: str) -> float:
 def page(header: dict, found: list) -> str:
     """The page of the results."""
     facts = ", ".join(f"{name} {value}" for name, value in header.items() if value)
-    lines = [
-        (row, num, one) for row, figures in found for num, one in zip(LENGTHS, figures, strict=True)
-    ]
 
     def signed(kind):
-        return lambda row, num, one: f"{one[kind]:.2f} ({100 * error(one, kind):+.1f} %)"
+        return lambda row, one: f"{one[kind]:.2f} ({100 * error(one, kind):+.1f} %)"
 
     columns = {
-        "drafter": lambda row, num, one: row["drafter"],
-        "T": lambda row, num, one: f"{row['temperature']:g}",
-        "γ": lambda row, num, one: num,
-        "rates": lambda row, num, one: ", ".join(
-            f"{rate:.2f}" for rate in one["inputs"]["acceptance"]
-        ),
-        "c": lambda row, num, one: f"{one['inputs']['draft_cost']:.2f}",
-        "pass": lambda row, num, one: f"{list(one['inputs']['passes'].values())[-1]:.2f}",
-        "rest": lambda row, num, one: (
+        "drafter": lambda row, one: row["drafter"],
+        "T": lambda row, one: f"{row['temperature']:g}",
+        "γ": lambda row, one: row["num"],
+        "rates": lambda row, one: ", ".join(f"{rate:.2f}" for rate in one["inputs"]["acceptance"]),
+        "c": lambda row, one: f"{one['inputs']['draft_cost']:.2f}",
+        "pass": lambda row, one: f"{list(one['inputs']['passes'].values())[-1]:.2f}",
+        "rest": lambda row, one: (
             f"{one['inputs']['overhead']:.2f} + {one['inputs']['draft_overhead']:.2f}"
         ),
-        "measured": lambda row, num, one: cells.ratio(one["run"]["ratio_rounds"]),
+        "measured": lambda row, one: cells.ratio(one["run"]["ratio_rounds"]),
         **{said: signed(kind) for kind, said in KINDS.items()},
     }
     summary = "\n".join(
-        f"- {said}: {_spread([abs(error(one, kind)) for _, _, one in lines])}"
+        f"- {said}: {_spread([abs(error(one, kind)) for _, one in found])}"
         for kind, said in KINDS.items()
     )
     return (
@@ -162,10 +159,10 @@ def page(header: dict, found: list) -> str:
         "prompts) and computed by [the calculator](../../../docs/howto/calculator.md). *Rates*: "
         "the acceptance of each position, given that all before it were accepted. *c*: a draft "
         "step, *pass*: the verification of γ drafted tokens, *rest*: what every round and what a "
-        "round that drafts costs beside its passes, all in passes over one token, timed alone in "
-        "the middle of one text. *α* is one rate for all positions. In parentheses: how far "
+        "round that drafts costs beside its passes, all in passes over one token, timed in the "
+        "middle of one text. *α* is one rate for all positions. In parentheses: how far "
         f"the computed speed-up is from the measured one.\n\nErrors:\n\n{summary}\n\n"
-        f"{cells.table(columns, lines)}\n"
+        f"{cells.table(columns, found)}\n"
     )
 
 
