@@ -50,6 +50,12 @@ def begun(lm, drafter, params, tokens):
     """The drafter's state after a prompt of 6 and 4 tokens, and then an accepted path of 2 and 3
     beside columns that are not valid; the context; and the target's hidden states."""
     features = seen(lm.target, drafter.features, lm.params, tokens)
+    return *_read(drafter, params, tokens, features), features
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _read(drafter, params, tokens, features):
+    """The state and the context of ``begun``, by one program."""
     state, start = drafter.init(*own_params(params), BATCH, SLOTS), jnp.zeros((BATCH,), jnp.int32)
     for width, num in ((6, (6, 4)), (4, (2, 3))):
         where = start[:, None] + jnp.arange(width)
@@ -69,7 +75,7 @@ def begun(lm, drafter, params, tokens):
         key=jax.random.split(jax.random.key(0), BATCH),
         sampling=Sampling().rows(BATCH),
     )
-    return state, context, features
+    return state, context
 
 
 def rms(x, weight):

@@ -6,6 +6,7 @@ import numpy as np
 
 import specjax
 from specjax import Sampling
+from specjax.decoding import round
 from specjax.drafters import Plain
 
 
@@ -25,9 +26,8 @@ def drawn_rounds(target, drafter, params, prompts, lengths, num):
 
     @jax.jit
     def one(params, state):
-        context = specjax.round_context(params, state)
-        draft, _ = specjax.draft_step(drafter, params, state.drafter_state, context)
-        return draft, specjax.step(target, drafter, params, state, "rejection")
+        judged = round.draft_and_verify(target, drafter, "rejection", params, state)
+        return judged.draft, round.commit_round(target, drafter, params, state, judged)
 
     for _ in range(num):
         draft, after = one(params, state)

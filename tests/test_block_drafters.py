@@ -1,6 +1,7 @@
 """DFlash's block and Meta's heads against slow ones that know no cache; their broken twins."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -46,10 +47,14 @@ def lm():
 def read(lm, drafter, params, tokens):
     """What the drafter's logits ``[B, K, V]`` are in ``begun``; and the lengths, root counted."""
     state, context, features = begun(lm, drafter, params, tokens)
-    start = context.length - 1
-    level, carry = drafter.make_level(*own_params(params), state, context)
-    _, logits = level(carry, Draft(start=start, tokens=context.root[:, None]), 0)
+    logits = first_level(drafter, params, state, context)
     return np.asarray(logits), np.asarray(context.length), np.asarray(features)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def first_level(drafter, params, state, context):
+    level, carry = drafter.make_level(*own_params(params), state, context)
+    return level(carry, Draft(start=context.length - 1, tokens=context.root[:, None]), 0)[1]
 
 
 def slow_heads(config, w, features, fault=None):

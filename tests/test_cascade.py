@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_drafts
-from ragged import MODEL, NUM, PARAMS, PROMPTS, VOCAB, pad, rebuilt, start, step
+from ragged import MODEL, NUM, PARAMS, PROMPTS, VOCAB, pad, rebuilt, start
 from registry import cases
 from toys import bag, cache_of, like, unseen
 
@@ -41,7 +41,12 @@ NAMES = ["cascade", "cascade draft", "cascade suffix", "cascade of cascades"]
 WARM = Sampling(temperature=1.1)
 COPIES = NGram(num_draft=3, longest=2, shortest=1, stretch=2)
 
-judge = jax.jit(round.draft_and_verify, static_argnums=(0, 1, 2))
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def advanced(target, drafter, rule, params, state):
+    """What a round drafted and judged, and the state after it."""
+    judged = round.draft_and_verify(target, drafter, rule, params, state)
+    return judged, round.commit_round(target, drafter, params, state, judged)
 
 
 def begun(drafter, weights, rule="auto", sampling=WARM):
@@ -59,8 +64,9 @@ def rounds_of(drafter, weights, rule="auto", sampling=WARM, most=6):
     for _ in range(most):
         if not int(state.budget.max()):
             return
-        yield state, judge(MODEL, drafter, rule, params, state)
-        state = step(MODEL, drafter, rule, 1, params, state)
+        judged, after = advanced(MODEL, drafter, rule, params, state)
+        yield state, judged
+        state = after
 
 
 @functools.partial(jax.jit, static_argnums=3)

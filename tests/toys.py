@@ -1,6 +1,7 @@
 """Toy targets and test-only drafters: every shape of draft that the contract admits."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +22,16 @@ from specjax.types import Draft, HeadTarget, Rule, Scores, SubNetwork, Target, V
 
 def bag(vocab, seed, features=6, sharpness=1.5):
     """A toy target and its weights."""
+    return Readable(vocab), _drawn_bag(vocab, features, seed, sharpness)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _drawn_bag(vocab, features, seed, sharpness):
     embed, out = jax.random.split(jax.random.key(seed))
-    params = {
+    return {
         "embed": jax.random.normal(embed, (vocab, features)),
         "out": sharpness * jax.random.normal(out, (features, vocab)),
     }
-    return Readable(vocab), params
 
 
 class Readable(HeadTarget, Bag):
@@ -118,6 +123,7 @@ def counted(vocab, order=2):
     return bigram.count(random.integers(0, vocab, (4, 6 * vocab)), vocab, order, least=1)
 
 
+@jax.jit
 def like(params, seed, noise=0.7):
     """Weights near ``params``: a drafter that is often, but not always, right."""
     keys = jax.random.split(jax.random.key(seed), len(params))

@@ -62,8 +62,15 @@ def next_law(
     ``processor_params`` are the arrays of ``sampling.logits_processor``.
     """
     batch, size = tokens.shape
-    begin = size if begin is None else begin
-    ids = jnp.asarray(tokens, jnp.int32)
+    begin = size if begin is None else int(begin)
+    ids = np.asarray(tokens, np.int32)
+    return np.asarray(_next_law(target, begin, params, ids, sampling.rows(batch), processor_params))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _next_law(target, begin, params, ids, sampling, processor_params) -> jax.Array:
+    """``next_law`` of ids int32 ``[B, T]`` as one program, for settings that are arrays of rows."""
+    batch, size = ids.shape
     lengths = jnp.full((batch,), begin, jnp.int32)
     state = processors.initial_processor_state(
         sampling.logits_processor, processor_params, ids, lengths
@@ -81,7 +88,7 @@ def next_law(
         params=processor_params,
     )
     last = logits(target, params, ids)[:, -1]
-    return np.asarray(sampling.rows(batch).probabilities(last, prefix))
+    return sampling.probabilities(last, prefix)
 
 
 def joint_law(

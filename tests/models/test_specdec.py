@@ -71,11 +71,12 @@ def drawn_law(drafter, weights, rows=3000):
     inputs = {k: np.repeat(v, rows, axis=0) for k, v in source.items()}
     law = specjax.Sampling(temperature=1.0)
     out = written("t5", drafter, weights, 2, inputs, rows, sampling=law, rule="rejection")
-    full = nnx.merge(abstract(target.config)[0], params)
-    first = jax.nn.softmax(full(source, jnp.zeros((1, 1), jnp.int32))[0, 0])
     then = np.stack([np.zeros(64), np.arange(64)], axis=1).astype(np.int32)
     wide = {k: np.repeat(v, 64, axis=0) for k, v in source.items()}
-    second = first @ jax.nn.softmax(full(wide, jnp.asarray(then))[:, 1])
+    full = jax.jit(lambda *given: nnx.merge(abstract(target.config)[0], given[0])(*given[1:]))
+    logits = np.asarray(full(params, wide, then), np.float64)
+    law = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    first, second = law[0, 0], law[0, 0] @ law[:, 1]
     found = []
     for place, law in ((1, first), (2, second)):
         seen = np.bincount(out.tokens[:, place], minlength=64)
@@ -138,12 +139,22 @@ def fresh_and_later(kind):
     inputs, _ = expected("t5")
     tokens = jnp.asarray(np.random.default_rng(0).integers(2, 64, (3, 24)), jnp.int32)
     given = weights, model("t5")[1]
-    later = drafter.init(*given, 3, 24, inputs)
+    later = jit_init(drafter, *given, inputs)
     for length in ([1, 1, 1], [3, 1, 6], [8, 4, 9]):
-        draft, later = drafter.draft_step(*given, later, context_of(tokens, length))
-    fresh = base.init(*given, 3, 24, inputs)
-    wanted, fresh = base.draft_step(*given, fresh, context_of(tokens, [8, 4, 9]))
+        draft, later = jit_draft_step(drafter, *given, later, context_of(tokens, length))
+    fresh = jit_init(base, *given, inputs)
+    wanted, fresh = jit_draft_step(base, *given, fresh, context_of(tokens, [8, 4, 9]))
     return draft, wanted, later, fresh
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def jit_init(drafter, weights, target_params, inputs):
+    return drafter.init(weights, target_params, 3, 24, inputs)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def jit_draft_step(drafter, weights, target_params, state, context):
+    return drafter.draft_step(weights, target_params, state, context)
 
 
 def test_a_cache_of_any_rounds_is_that_of_one_pass():
