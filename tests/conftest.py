@@ -1,5 +1,6 @@
 """Devices, the cache of compiled programs, and tiers: see ``tests/README.md``."""
 
+import concurrent.futures
 import contextlib
 import gc
 import itertools
@@ -12,6 +13,7 @@ import pytest
 import tiers
 from tier_table import DEFAULT, FULL, TIERS
 
+from specjax.kernels.cpu import library
 from specjax.kernels.xla_cpu import THREADS_PER_DEVICE
 
 # A test sees one device, as a user's program does. Tests of several devices have their own session.
@@ -43,6 +45,8 @@ def pytest_configure(config):
     config.stash[schedule] = tiers.Schedule()
     if not hasattr(config, "workerinput"):  # xdist's workers inherit the environment
         keep_programs(config)
+        if getattr(config.option, "numprocesses", None) and DEVICES == 1:
+            compile_kernels()
     place = os.environ["JAX_COMPILATION_CACHE_DIR"]
     jax.config.update("jax_compilation_cache_dir", place)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -63,6 +67,17 @@ def keep_programs(config):
         place = folder.name
     os.environ["JAX_COMPILATION_CACHE_DIR"] = place
     config.add_cleanup(lambda: os.environ.pop("JAX_COMPILATION_CACHE_DIR"))
+
+
+def compile_kernels():
+    """Compiles the two largest libraries of kernels side by side, where they are not there yet.
+
+    Otherwise all workers would compile them, at the same time.
+    """
+    needed = [name for name in ("kernels", "quantized") if not library.prebuilt(name)]
+    if needed and os.environ.get("SPECJAX_NATIVE") != "never":
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            list(threads.map(library._native, needed))  # a problem is named where it is met
 
 
 def wanted(config):

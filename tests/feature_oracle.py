@@ -65,8 +65,8 @@ def ids_of(drafter, params):
 def from_scratch(drafter, depth, params, text):
     """Calls ``slow`` for a list of tokens, of which the last ``depth`` are drafted."""
     drafter = dataclasses.replace(drafter, topology=None)  # which has no part in it
-    row = jnp.zeros((40,), jnp.int32).at[: len(text)].set(jnp.asarray(text))
-    return slow(drafter, depth, params, row, len(text) - depth)
+    row = np.pad(np.asarray(text, np.int32), (0, 40 - len(text)))
+    return jax.device_get(slow(drafter, depth, params, row, len(text) - depth))
 
 
 def expected_paths(drafter, params, text):

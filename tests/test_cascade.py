@@ -65,7 +65,7 @@ def rounds_of(drafter, weights, rule="auto", sampling=WARM, most=6):
         if not int(state.budget.max()):
             return
         judged, after = advanced(MODEL, drafter, rule, params, state)
-        yield state, judged
+        yield jax.device_get((state, judged))
         state = after
 
 

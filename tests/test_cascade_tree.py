@@ -1,7 +1,6 @@
 """Branches beside the text of a cascade's outer model: StagedSpec's tree."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -70,20 +69,27 @@ def wrong_entries(drafter, weights):
     fresh pass knows."""
     from ragged import rebuilt
 
-    jit_sync = jax.jit(functools.partial(drafter.sync, before="draft"))
+    @jax.jit
+    def caught(weights, state):
+        context = round.round_context({}, state)
+        return drafter.sync(weights, PARAMS, state.drafter_state, context, before="draft")
+
+    @jax.jit
+    def left_the_spine(verdict):
+        spine = cascade_tree.accepted_spine(drafter.tree, verdict.path, verdict.count)
+        return jnp.sum(spine < verdict.count)
+
     worst, beside = 0.0, 0
     for state, judged in rounds_of(drafter, weights, most=8):
-        context = round.round_context({}, state)
-        caught = jit_sync(weights, PARAMS, state.drafter_state, context)
-        live = np.asarray(state.budget) > 0
-        for own, known in caches(drafter, weights, caught):
-            used = (jnp.arange(state.tokens.shape[1]) < known.filled[:, None])[:, None, :, None]
-            expected = rebuilt(own, state.tokens, known.filled)
+        known_by = jax.device_get(caught(weights, state))
+        live = state.budget > 0
+        for own, known in caches(drafter, weights, known_by):
+            used = (np.arange(state.tokens.shape[1]) < known.filled[:, None])[:, None, :, None]
+            expected = np.asarray(rebuilt(own, state.tokens, known.filled))
             kept = known.cache[:, :, : expected.shape[2]]
-            worst = max(worst, float(jnp.abs(jnp.where(used, kept - expected, 0)[live]).max()))
+            worst = max(worst, float(np.abs(np.where(used, kept - expected, 0)[live]).max()))
         if drafter.tree is not None:
-            given = drafter.tree, judged.verdict.path, judged.verdict.count
-            beside += int((cascade_tree.accepted_spine(*given) < judged.verdict.count).sum())
+            beside += int(left_the_spine(judged.verdict))
     assert drafter.tree is None or beside > 3
     return worst
 

@@ -107,8 +107,8 @@ def differing(drafter, params, state, rounds=2, oracle=None):
     """Rows and rounds whose drafts or caches are not those from scratch of ``oracle``."""
     wrong, oracle = [], oracle or drafter
     for turn in range(rounds):
-        judged = judge(TARGET, drafter, ANYTHING, params, state)
-        inner, plain = judged.proposed, params
+        judged = jax.device_get(judge(TARGET, drafter, ANYTHING, params, state))
+        state, inner, plain = jax.device_get(state), judged.proposed, params
         if isinstance(drafter, Adaptive):
             inner, plain = inner.inner, params | {"drafter": params["drafter"]["inner"]}
         for row in range(len(LENGTHS)):

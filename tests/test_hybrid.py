@@ -38,6 +38,13 @@ LENGTHS = np.asarray([5, 3], np.int32)
 jit_judge = jax.jit(round.draft_and_verify, static_argnums=(0, 1, 2))
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def advanced(drafter, params, state):
+    """What a round drafted and judged, and the state after it."""
+    judged = round.draft_and_verify(MODEL, drafter, "auto", params, state)
+    return judged, round.commit_round(MODEL, drafter, params, state, judged)
+
+
 def begun(drafter, weights, tokens=PROMPTS, lengths=LENGTHS):
     request, _ = prepare_inputs(
         MODEL, drafter, tokens, lengths, jax.random.key(0), 24, Sampling(), SIZE, ()
@@ -50,8 +57,9 @@ def rounds_of(drafter, weights):
     """Returns for each round the state before it, the proposal and the verdict."""
     params, state = begun(drafter, weights)
     while int(state.budget.max()):
-        yield state, jit_judge(MODEL, drafter, "auto", params, state)
-        state = loop.jit_burst(MODEL, drafter, "auto", 1, params, state)
+        judged, after = advanced(drafter, params, state)
+        yield jax.device_get((state, judged))
+        state = after
 
 
 def matches_of(text):

@@ -99,7 +99,7 @@ def states_of(params, text):
 
 def law_after(tensors, text, fault):
     """The law at ``WARM`` and the greatest probability at temperature 1, after a text."""
-    padded = jnp.zeros((SIZE,), jnp.int32).at[: len(text)].set(jnp.asarray(text))
+    padded = np.pad(np.asarray(text, np.int32), (0, SIZE - len(text)))
     states = np.asarray(states_of(target().params, padded), np.float64)
     states = states[0 if fault == "the states of the layer before" else 1, : len(text)]
     table = np.asarray(target().target.head_table(target().params), np.float64)
@@ -181,7 +181,7 @@ def rounds():
 
     state, found, furthest = begin(params, request), [], []
     for _ in range(ROUNDS):
-        draft, most, after = step(params, state)
+        draft, most, after = jax.device_get(step(params, state))
         assert draft.partial is not None
         furthest.append(float(most))
         for row in range(len(LENGTHS)):

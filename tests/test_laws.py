@@ -62,12 +62,12 @@ def exact(sampling, processor_params=None, target=MODEL, params=PARAMS):
     return reference.joint_law(target, params, PROMPT, NUM, sampling, processor_params).reshape(-1)
 
 
-def agrees(counts, law):
-    """``lawful``, of the texts that came to ``NUM`` tokens; and there are as many as there should
-    be, within five standard deviations."""
+def agrees(counts, law, rows=ROWS):
+    """``lawful``, of the texts that came to ``NUM`` tokens; and there are as many of ``rows`` as
+    there should be, within five standard deviations."""
     whole = law.sum()
-    spread = 5 * np.sqrt(ROWS * whole * (1 - whole)) + 1
-    return abs(counts.sum() - ROWS * whole) < spread and lawful(counts, law / whole)
+    spread = 5 * np.sqrt(rows * whole * (1 - whole)) + 1
+    return abs(counts.sum() - rows * whole) < spread and lawful(counts, law / whole)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,10 @@ def test_fault_a_state_that_forgets_the_path_through_the_draft_is_seen(monkeypat
         return kept(law, params, state, path[:, ::-1])
 
     monkeypatch.setattr(processors.base, "advance_processor", forgetful)
-    counts, _ = sample(*CASES["draft"][:2], "rejection", GRAMMAR, law=ORDERLY.params)
-    assert not agrees(counts, exact(GRAMMAR, ORDERLY.params))
+    counts, _ = sample(
+        *CASES["draft"][:2], "rejection", GRAMMAR, law=ORDERLY.params, rows=ROWS // 8
+    )
+    assert not agrees(counts, exact(GRAMMAR, ORDERLY.params), ROWS // 8)
 
 
 def parity(logits, prefix):
@@ -170,7 +172,8 @@ class Stale(Contrastive):
 
 def test_fault_an_amateur_whose_cache_is_not_written_is_seen():
     target = Stale(MODEL, AMATEUR, strength=0.7, plausible=0.15)
-    counts, _ = sample(*CASES["draft"][:2], "auto", WARM, target=target, weights_of=PAIR_PARAMS)
+    given = dict(target=target, weights_of=PAIR_PARAMS, rows=ROWS // 8)
+    counts, _ = sample(*CASES["draft"][:2], "auto", WARM, **given)
     assert not lawful(counts, contrasted())
 
 

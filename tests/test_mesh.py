@@ -157,10 +157,10 @@ def test_drawing_and_the_argmax_of_parts_are_those_of_the_whole():
 
 
 @functools.cache
-def burst(mesh, temperature=0.0, capacity=SLOTS):
+def burst(mesh, temperature=0.0, capacity=SLOTS, name="draft"):
     """A compiled burst of the decoder with a shared drafter, its memory and its text."""
     mesh = as_mesh(mesh)
-    target, (drafter, own) = CausalLM(CONFIG), real("draft")
+    target, (drafter, own) = CausalLM(CONFIG), real(name)
     settings = Sampling(**(EVERYTHING if temperature else {}))
     tokens, lengths = prompts(VOCAB)
     given = (jax.random.key(0), 20, settings, capacity, ())
@@ -207,7 +207,7 @@ def test_no_device_collects_a_cache_or_logits(temperature):
 
 def test_fault_an_argmax_over_the_whole_vocabulary_is_seen_to_collect_logits(monkeypatch):
     monkeypatch.setattr(drawing, "argmax", lambda x: jax.numpy.argsort(x, axis=-1)[..., -1])
-    assert large(burst.__wrapped__(MESHES[0], capacity=SLOTS + 1)[2])
+    assert large(burst.__wrapped__(MESHES[0], capacity=SLOTS + 1, name="plain")[2])
 
 
 @pytest.mark.parametrize("mesh", MESHES)

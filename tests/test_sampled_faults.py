@@ -97,8 +97,10 @@ def test_fault_cache_one_short_after_full_acceptance(monkeypatch):
 def test_fault_dropped_twins():
     parts = (TreeDrafter(model=MODEL, sibling_sampling="iid", topology=(-1, 0, 0, 0)),)
     weights = like(PARAMS, 5, noise=1.5)
-    # (the registry's "merged" keeps the twins, and has the law)
-    dropped = faulty(Merged(drafters=parts, drop_twins=True), weights, "rejection", rows=ROWS)
+    # (the registry's "merged" keeps the twins, and has the law); the law that is drawn is so close
+    # to the target's that a quarter of the rows, for which the statistic is 1.4 of each thousand
+    # rows above its expectation, are too few
+    dropped = faulty(Merged(drafters=parts, drop_twins=True), weights, "rejection", rows=ROWS // 2)
     assert not lawful(dropped, exact("warm"))
 
 

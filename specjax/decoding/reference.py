@@ -41,11 +41,17 @@ def _whole(tokens: jax.Array) -> Draft:
 
 
 def greedy(target: Target, params, prompt, num: int) -> list[int]:
-    """The ``num`` tokens that greedy decoding appends to ``prompt``, one full pass each."""
-    tokens = [int(t) for t in prompt]
-    for _ in range(num):
-        tokens.append(int(jnp.argmax(logits(target, params, jnp.asarray([tokens]))[0, -1])))
-    return tokens[len(prompt) :]
+    """The ``num`` tokens that greedy decoding appends to ``prompt``, one full pass each.
+
+    All passes have the width of the whole text, so that one program is compiled; a token sees
+    nothing to its right.
+    """
+    size = len(prompt)
+    tokens = np.zeros((1, size + num), np.int32)
+    tokens[0, :size] = prompt
+    for end in range(size, size + num):
+        tokens[0, end] = np.argmax(np.asarray(logits(target, params, tokens))[0, end - 1])
+    return tokens[0, size:].tolist()
 
 
 def next_law(
