@@ -1,6 +1,8 @@
 """Rounds at temperature 1, one by one, for tests that compute the laws of a draft once more; and
 greedy texts beside plain decoding."""
 
+import functools
+
 import jax
 import numpy as np
 
@@ -8,6 +10,13 @@ import specjax
 from specjax import Sampling
 from specjax.decoding import round
 from specjax.drafters import Plain
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def advanced(target, drafter, rule, params, state):
+    """What a round drafted and judged, and the state after it: one program for both."""
+    judged = round.draft_and_verify(target, drafter, rule, params, state)
+    return judged, round.commit_round(target, drafter, params, state, judged)
 
 
 def drawn_rounds(target, drafter, params, prompts, lengths, num):
@@ -24,14 +33,9 @@ def drawn_rounds(target, drafter, params, prompts, lengths, num):
         rule="rejection",
     )
 
-    @jax.jit
-    def one(params, state):
-        judged = round.draft_and_verify(target, drafter, "rejection", params, state)
-        return judged.draft, round.commit_round(target, drafter, params, state, judged)
-
     for _ in range(num):
-        draft, after = one(params, state)
-        yield jax.device_get((state, draft))
+        judged, after = advanced(target, drafter, "rejection", params, state)
+        yield jax.device_get((state, judged.draft))
         state = after
 
 

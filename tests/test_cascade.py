@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_drafts
+from drawn_rounds import advanced
 from ragged import MODEL, NUM, PARAMS, PROMPTS, VOCAB, pad, rebuilt, start
 from registry import cases
 from toys import bag, cache_of, like, unseen
@@ -40,13 +41,6 @@ CASES = cases(MODEL, PARAMS)
 NAMES = ["cascade", "cascade draft", "cascade suffix", "cascade of cascades"]
 WARM = Sampling(temperature=1.1)
 COPIES = NGram(num_draft=3, longest=2, shortest=1, stretch=2)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def advanced(target, drafter, rule, params, state):
-    """What a round drafted and judged, and the state after it."""
-    judged = round.draft_and_verify(target, drafter, rule, params, state)
-    return judged, round.commit_round(target, drafter, params, state, judged)
 
 
 def begun(drafter, weights, rule="auto", sampling=WARM):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn_rounds import advanced
 from registry import cases
 from toys import bag, own_params
 
@@ -38,13 +39,6 @@ LENGTHS = np.asarray([5, 3], np.int32)
 jit_judge = jax.jit(round.draft_and_verify, static_argnums=(0, 1, 2))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def advanced(drafter, params, state):
-    """What a round drafted and judged, and the state after it."""
-    judged = round.draft_and_verify(MODEL, drafter, "auto", params, state)
-    return judged, round.commit_round(MODEL, drafter, params, state, judged)
-
-
 def begun(drafter, weights, tokens=PROMPTS, lengths=LENGTHS):
     request, _ = prepare_inputs(
         MODEL, drafter, tokens, lengths, jax.random.key(0), 24, Sampling(), SIZE, ()
@@ -57,7 +51,7 @@ def rounds_of(drafter, weights):
     """Returns for each round the state before it, the proposal and the verdict."""
     params, state = begun(drafter, weights)
     while int(state.budget.max()):
-        judged, after = advanced(drafter, params, state)
+        judged, after = advanced(MODEL, drafter, "auto", params, state)
         yield jax.device_get((state, judged))
         state = after
 

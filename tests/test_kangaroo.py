@@ -181,13 +181,14 @@ def rounds():
 
     state, found, furthest = begin(params, request), [], []
     for _ in range(ROUNDS):
-        draft, most, after = jax.device_get(step(params, state))
+        draft, most, after = step(params, state)
+        read, lengths, draft = jax.device_get((state.tokens, state.length, draft))
         assert draft.partial is not None
         furthest.append(float(most))
         for row in range(len(LENGTHS)):
-            text = np.asarray(state.tokens[row, : state.length[row]]).tolist()
+            text = read[row, : lengths[row]].tolist()
             own = (x[row] for x in (draft.tokens[:, 1:], draft.laws, draft.scored[:, 1:]))
-            found.append((text, *map(np.asarray, own)))
+            found.append((text, *own))
         state = after
     return found, max(furthest)
 

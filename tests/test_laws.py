@@ -196,7 +196,7 @@ def test_greedy_with_a_law_is_greedy_over_what_the_law_leaves(name, law):
             prompts,
             lengths,
             key=jax.random.key(0),
-            max_new_tokens=20,
+            max_new_tokens=10,
             sampling=sampling,
         )
         for which, its in ((drafter, weights), (Plain(), None))

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn_rounds import advanced
 from registry import cases
 from toys import bag
 
 from specjax import Sampling
-from specjax.decoding import loop, round
+from specjax.decoding import loop
 from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import Adaptive, Recycling, SuffixMatch, recycling, shared_round, union
 
@@ -29,9 +30,6 @@ def begun(drafter, weights=None):
     return params, loop.jit_start(MODEL, drafter, "auto", capacity, params, request)
 
 
-jit_judge = jax.jit(round.draft_and_verify, static_argnums=(0, 1, 2))
-
-
 def replayed(drafter, most=8):
     """Rounds in which the table or the draft is not that of a replay in NumPy."""
     params, state = begun(drafter)
@@ -44,7 +42,7 @@ def replayed(drafter, most=8):
     wrong = int((table != np.asarray(state.drafter_state)).any())
     for _ in range(most):
         live = np.asarray(state.budget) > 0
-        judged = jit_judge(MODEL, drafter, "auto", params, state)
+        judged, state = advanced(MODEL, drafter, "auto", params, state)
         tokens, scored = np.asarray(judged.draft.tokens), np.asarray(judged.draft.scored)
         tree = drafter.topology
         for row in np.flatnonzero(live):
@@ -59,7 +57,6 @@ def replayed(drafter, most=8):
             for node in np.flatnonzero(scored[row]):  # the last of a token is kept
                 best = np.argsort(-logits[row, node], kind="stable")[: drafter.width]
                 table[row, tokens[row, node]] = best
-        state = loop.jit_burst(MODEL, drafter, "auto", 1, params, state)
         wrong += (np.asarray(state.drafter_state) != table).any()
     return wrong
 
@@ -91,7 +88,7 @@ def among_others(name, cut=None, most=8):
     wrong = seen = left_out = 0
     for _ in range(most):
         live = np.asarray(state.budget) > 0
-        judged = jit_judge(MODEL, whole, "auto", params, state)
+        judged, state = advanced(MODEL, whole, "auto", params, state)
         tokens = np.asarray(own(of(judged.proposed)).tokens)
         scored = np.asarray(judged.draft.scored)[:, nodes] & (tokens >= 0)
         inside = np.asarray(judged.draft.tokens)[:, nodes] == tokens
@@ -102,7 +99,6 @@ def among_others(name, cut=None, most=8):
             for node in np.flatnonzero(scored[row]):
                 best = np.argsort(-logits[row, node], kind="stable")[: part.width]
                 table[row, tokens[row, node]] = best
-        state = loop.jit_burst(MODEL, whole, "auto", 1, params, state)
         wrong += (np.asarray(pick(of(state.drafter_state).inner)) != table).any()
     return wrong, seen, left_out
 
@@ -124,9 +120,9 @@ def test_fault_the_scores_of_other_drafters_nodes(monkeypatch):
         return shared_round.scores_of(scores, np.arange(len(nodes)), features)
 
     monkeypatch.setattr(union, "scores_of", first)
-    loop.jit_burst.clear_cache()
+    advanced.clear_cache()
     assert among_others("union of tables")[0] > 0
-    loop.jit_burst.clear_cache()
+    advanced.clear_cache()
 
 
 def test_fault_a_table_of_accepted_tokens_alone():

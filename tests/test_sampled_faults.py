@@ -26,8 +26,8 @@ from specjax.decoding import reference, round
 from specjax.drafters import DraftModel
 
 
-def faulty(drafter, weights, rule, rows=ROWS // 4, **settings):
-    """The counts of so many texts: most faults are seen in a quarter of the proof's rows."""
+def faulty(drafter, weights, rule, rows=ROWS // 16, **settings):
+    """The counts of so many texts: most faults are seen in a sixteenth of the proof's rows."""
     return sample(drafter, weights, rule, WARM, rows=rows, **settings)[0]
 
 
