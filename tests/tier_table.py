@@ -170,6 +170,9 @@ TABLE = {
             "|tables? (model|before)|union with|merged chains|self (expanded|stop)"
             "|hybrid (self|tli)|tli tree|draft expanded by|lookahead (t|pairs)|suffix a|specdiff t"
             "|mtp distinct|unsure self|unsure draft exp|speculator p|kangaroo tree|dflash2|switch"
+            # variants of lines that stay, and what other files of the merge tier decode greedily
+            r"|tree (worst|iid)|draft (tree iid|unrelated|one\])|ngram e|recycling c|suffix\]"
+            r"|jacobi(\]| h)|specdiff c|union of t|fallback tr|self (skip|tree)"
             "|block exp|domino|xpress|lilicorr|dspark few|llmcad [ct]|bigram o)",
             FULL,
         ),

@@ -24,6 +24,7 @@ from tier_table import DEFAULT, EVERYTHING, MERGE, TABLE, TIERS
 # Files of toys, which the default and the merge tier compile without most of XLA's optimizations:
 # compiling takes most of their time. The full tier compiles them as a user's program is compiled.
 QUICK = {
+    "test_acceptance.py",
     "test_adaptive.py",
     "test_approximate.py",
     "test_audit.py",
@@ -45,6 +46,7 @@ QUICK = {
     "test_docs.py",
     "test_draft_ahead.py",
     "test_draft_length.py",
+    "test_drafter_registry.py",
     "test_dspark.py",
     "test_edges.py",
     "test_feature.py",
@@ -77,6 +79,7 @@ QUICK = {
     "test_stepwise.py",
     "test_stopping.py",
     "test_synthetic.py",
+    "test_tables.py",
     "test_topology.py",
     "test_trace.py",
     "test_trace_page.py",
