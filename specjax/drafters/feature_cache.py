@@ -204,7 +204,8 @@ class FeatureReader(HeadDrafter):
         begin = context.length - 1 - state.count
 
         def read(cache, pending, offset, num):
-            given = head, target_params, cache, *pending, begin + offset
+            features, tokens = pending
+            given = head, target_params, cache, features, tokens, begin + offset
             return self._commit(cache, self._read(*given)[1], begin + offset, num)
 
         pending = state.features, state.tokens

@@ -79,8 +79,9 @@ def _jvp_of(call, transpose_out, primals, tangents):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def many_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
-    """``dots`` of weights in float32 where ``x [in, M]`` has many columns, as a prompt has: the sums
-    of a column are made in another order, which does not depend on the other columns either.
+    """``dots`` of weights in float32 where ``x [in, M]`` has many columns, as a prompt has.
+
+    The sums of a column are made in another order, which does not depend on other columns either.
 
     Raises:
       ValueError: other shapes or types; the kernel itself checks nothing.

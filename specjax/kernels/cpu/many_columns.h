@@ -1,5 +1,5 @@
-// Products of weight matrices with many columns, as of a prompt: tiles of rows and columns whose sums
-// stay in registers, while inputs go by one after the other.
+// Products of weight matrices with many columns, as of a prompt: tiles of rows and columns whose
+// sums stay in registers, while inputs go by one after the other.
 
 #ifndef SPECJAX_MANY_COLUMNS_H_
 #define SPECJAX_MANY_COLUMNS_H_
@@ -15,7 +15,7 @@ constexpr int64_t kTileColumns = kTileVectors * kLanes;
 constexpr int64_t kInputs = 128;  // at a time, so that their columns of a tile stay in the L1 cache
 constexpr int64_t kRowsOfTask = 8 * kTileRows;
 
-// x [in, columns] -> inputs first ... last - 1 of [tiles, in, kTileColumns]; zeros fill up the last.
+// x [in, columns] -> inputs first ... last - 1 of [tiles, in, kTileColumns]; zeros fill up.
 inline void PackTile(const float* x, int64_t columns, int64_t in, int64_t first, int64_t last,
                      float* packed) {
   for (int64_t m = 0; m < columns; m += kTileColumns) {
@@ -28,8 +28,8 @@ inline void PackTile(const float* x, int64_t columns, int64_t in, int64_t first,
   }
 }
 
-// Sums of R rows, `stride` apart, and V vectors of columns over `inputs`, added to y [R, columns] or
-// put there.
+// Sums of R rows, `stride` apart, and V vectors of columns over `inputs`, added to y [R, columns]
+// or put there.
 template <int R, int V>
 ALWAYS_INLINE void SumTile(const float* w, int64_t stride, const float* x, int64_t inputs, float* y,
                            int64_t pitch, bool add) {
@@ -68,7 +68,8 @@ void SumRows(const float* w, int64_t stride, const float* x, int64_t inputs, int
   if (r < rows) SumTile<1, V>(w + r * stride, stride, x, inputs, y + r * pitch, pitch, add);
 }
 
-using SumsOfRows = void (*)(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t, bool);
+using SumsOfRows = void (*)(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t,
+                            bool);
 template <int... V>
 constexpr std::array<SumsOfRows, sizeof...(V)> SumTable(std::integer_sequence<int, V...>) {
   return {{&SumRows<V + 1>...}};
@@ -113,7 +114,8 @@ ffi::Error ManyProducts(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Rema
     if (straight) return;
     for (int64_t r = 0; r < height; ++r) {
       if (transpose_out) {
-        for (int64_t m = 0; m < columns; ++m) part->result[m * part->out + begin + r] = y[r * pitch + m];
+        float* to = part->result + begin + r;
+        for (int64_t m = 0; m < columns; ++m) to[m * part->out] = y[r * pitch + m];
       } else {
         std::memcpy(part->result + (begin + r) * columns, y + r * pitch, sizeof(float) * columns);
       }
