@@ -195,7 +195,7 @@ def test_an_entry_says_of_its_drafter_what_is_so(name):
 
 
 @functools.cache
-def tested():
+def conforming():
     """The classes of the drafters in the registry of the conformance tests."""
     return {type(drafter) for drafter, _, _ in cases(*bag(5, 0)).values()}
 
@@ -210,7 +210,7 @@ def test_every_drafter_is_in_the_readme_and_in_the_conformance_tests(name):
     )
     assert re.search(f"`{words}`", README)
     if name != "synthetic":  # which has no law: test_synthetic.py
-        assert ENTRIES[name].load() in tested()
+        assert ENTRIES[name].load() in conforming()
 
 
 def test_every_name_that_the_readme_lists_can_be_typed():

@@ -24,7 +24,6 @@ from tier_table import DEFAULT, EVERYTHING, MERGE, TABLE, TIERS
 # Files of toys, which the default and the merge tier compile without most of XLA's optimizations:
 # compiling takes most of their time. The full tier compiles them as a user's program is compiled.
 QUICK = {
-    "test_acceptance.py",
     "test_adaptive.py",
     "test_approximate.py",
     "test_audit.py",
