@@ -131,7 +131,8 @@ TABLE = {
         ),
         (r"\[(xpress|lilicorr|llmcad chain|(adaptive|fallback) comb)\]", FULL),
         # variants of lines that stay, or the whole loop draws with them in the merge tier
-        (r"\[(draft (one|itself|tree iid)|tree iid|hybrid self|self skip|tables bef|dspark f)", FULL),
+        (r"\[(draft (one|itself|tree iid)|tree iid|hybrid self|self skip)\]", FULL),
+        (r"\[(tables before|dspark few)", FULL),
         (r"\[cascade comb\]", MERGE),
         (
             r"\[((hybrid|adaptive) )?cascade|\[(speculator|hydra) prefix distinct|kangaroo|in turn",
