@@ -227,9 +227,9 @@ def small_caches(
     cost = ["draft", f"draft:{window}", f"draft:{chunks}", f"self:{window}"]
     return [
         *(
-            {"kind": "long rounds", **of, "drafters": cost[:2] if b > 1 else cost[:3]}
+            {"kind": "long rounds", **of, "drafters": cost[:1] if b > 1 else cost[:3]}
             # rows of a batch end in different rounds: a longer text weighs that less
-            | {"context": contexts[-1], "batch": b, "new": 56 if b > 1 else 32}
+            | {"context": contexts[-1], "batch": b, "new": 48 if b > 1 else 32}
             for b in batches
         ),
         {"kind": "drafting cost", **of, "drafters": cost, "contexts": list(contexts)},
