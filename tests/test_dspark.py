@@ -15,6 +15,7 @@ from specjax.decoding import prefill, reference
 from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.round import run_round
 from specjax.drafters import Adaptive, DSpark, Fallback, Hybrid, NGram, Schedule, Union
+from specjax.drafters.draft_length.policy import Outcome
 from specjax.drafters.draft_length.schedule import worth_drafting
 from specjax.drafters.dspark import DSparkConfig
 from specjax.types import Confidence
@@ -255,3 +256,23 @@ def test_its_heads_are_not_left_out_where_dflash_is_written(tmp_path):
     drafter = DSpark(config=shape, target=TOY)
     with pytest.raises(ValueError, match="no place for the heads of a DSpark; take 'dspark'"):
         save_drafter(drafter, heads(drafter), tmp_path, format="dflash")
+
+
+def test_the_schedule_rests_where_drafts_lose_and_not_where_they_pay():
+    policy, widths = Schedule(), (0, 1, 3)
+    costs, budget = jnp.asarray([1.0, 1.5, 2.0]), jnp.full((2,), 1000)
+    for accepted, rests in ((0, True), (3, False)):
+        memory, chosen = policy.init(2, 3), []
+        for _ in range(30):
+            width, memory = policy.choose(memory, widths, costs, budget)
+            chosen.append(int(width))
+            outcome = Outcome(
+                width=jnp.full((2,), width),
+                offered=jnp.full((2,), width),
+                accepted=jnp.full((2,), min(accepted, int(width))),
+                live=jnp.ones((2,), bool),
+            )
+            if chosen[-1]:  # ``Adaptive`` tells it nothing of rests
+                memory = policy.update(memory, outcome)
+        assert ((0 in chosen[5:]) is rests) and max(chosen) == 3, (accepted, chosen)
+    assert not Schedule(rests=False).can_rest

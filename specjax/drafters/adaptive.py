@@ -81,7 +81,8 @@ class Adaptive(DrafterWrapper):
 
     def __post_init__(self):
         object.__setattr__(self, "policy", named_policy(self.policy))
-        object.__setattr__(self, "inner", self.inner.lagging(LAG))
+        if self.decides.can_rest:
+            object.__setattr__(self, "inner", self.inner.lagging(LAG))
         depth = self.inner.depth
         usual = (2**k - 1 for k in range(depth.bit_length() + 1))
         given = (*(w for w in usual if w < depth), depth) if self.widths is None else self.widths

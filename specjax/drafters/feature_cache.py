@@ -349,7 +349,7 @@ class FeatureReader(HeadDrafter):
 
     def _joined(self, state, segment, keep, fits: bool):
         """Features and following tokens of the last ``keep`` int32 ``[B]`` pending pairs and then
-        of the segment; in ``num_pending`` columns where it ``fits``."""
+        of the segment; in ``num_columns`` columns where it ``fits``."""
         given, steps = segment.features.astype(state.features.dtype), segment.tokens.shape[1]
         if fits and self.num_stages == 1 and state.ran is None and steps == self.num_columns:
             return given, segment.next

@@ -267,10 +267,13 @@ class LiLiCorrState:
     Attributes:
       cache: keys and values of every layer, of all tokens before the root.
       feature: ``[B, F]``, the target's features of the token before the root.
+      pending, count: as in ``BlockState``.
     """
 
     cache: PyTree
     feature: jax.Array
+    pending: jax.Array | None = None
+    count: jax.Array | None = None
 
 
 @pytree_dataclass
@@ -293,13 +296,14 @@ class LiLiCorr(CandidateBlock):
         inner = super().init(params, target_params, batch, capacity, inputs)
         size = len(self.config.target_layers) * self.config.hidden_size
         feature = jnp.zeros((batch, size), jnp.result_type(*jax.tree.leaves(params)))
-        return LiLiCorrState(cache=inner.cache, feature=feature)
+        lag = dict(pending=inner.pending, count=inner.count)
+        return LiLiCorrState(cache=inner.cache, feature=feature, **lag)
 
     def observe(self, params, target_params, state, segment):
         inner = super().observe(params, target_params, state, segment)
         features = required(segment.features, "features")
         feature = last_feature(state.feature, features, segment.num)
-        return LiLiCorrState(cache=inner.cache, feature=feature)
+        return dataclasses.replace(inner, feature=feature)
 
     def begin(self, heads, target_params, state, context) -> _Matched:
         hidden, base = self.read_places(heads, target_params, state, context)

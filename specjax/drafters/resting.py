@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from .._internal.ordering import after
 from ..types import PyTree, Segment
 
-LAG = 128  # tokens for which ``Adaptive`` asks: as many as its usual policy rests at most
+LAG = 128  # tokens for which ``Adaptive`` asks; a longer rest is interrupted to read them
 CHUNK = 16  # pending tokens that are read in one pass
 
 

@@ -50,6 +50,7 @@ class DraftLengthPolicy(abc.ABC):
       name: what users type, and what results call the policy.
       reads_costs: whether ``choose`` reads its ``costs``. Where it does not,
         ``params["drafter"]["costs"]`` may be left out, and nothing is measured.
+      can_rest: whether ``choose`` may return 0; heads then make room for what such rounds commit.
       learns_from_rests: whether ``update`` is called after rounds that were to draft nothing, too.
       confidence: where a row stops drafting by the laws of its draft; None: nowhere.
     """
@@ -57,6 +58,10 @@ class DraftLengthPolicy(abc.ABC):
     name: str
     reads_costs: bool = False
     learns_from_rests: bool = True
+
+    @property
+    def can_rest(self) -> bool:
+        return True
 
     @property
     def confidence(self) -> Confidence | None:

@@ -53,6 +53,10 @@ class Schedule(Goodput):
     rests: bool = True
     name = "schedule"
 
+    @property
+    def can_rest(self) -> bool:
+        return self.rests
+
     def choose(self, memory, widths, costs, budget):
         able = jnp.isfinite(costs)
         most = jnp.max(jnp.where(able, jnp.asarray(widths, jnp.int32), 0))

@@ -202,7 +202,7 @@ inline WideOrder OrderOf(int64_t columns, int64_t nodes) {
 // Into how many tasks the vectors of each of `heads` heads are divided.
 inline int64_t TilesOf(int64_t vectors, int64_t heads, int64_t threads) {
   const int64_t least = (vectors + kMostVectors - 1) / kMostVectors;
-  return std::max(least, std::min(vectors, (threads + heads - 1) / heads));
+  return std::max(least, std::min(vectors, (threads + heads - 1) / std::max<int64_t>(heads, 1)));
 }
 
 // The head and the tile of a task. Threads begin with a head each, whose keys and values are then
