@@ -74,7 +74,10 @@ FOLDERS = {
     "train/test_probe_recipe.py": [("one_draft_model", MERGE), (EVERYTHING, FULL)],
     "train/test_reward_recipe.py": [("fault", DEFAULT), ("labels", FULL), (EVERYTHING, MERGE)],
     "train/test_report.py": MERGE,
-    "train/test_early_exit.py": [("dropout_and_exits|dropped|the_recipe_trains", FULL), (EVERYTHING, MERGE)],
+    "train/test_early_exit.py": [
+        ("dropout_and_exits|dropped|the_recipe_trains", FULL),
+        (EVERYTHING, MERGE),
+    ],
     "train/test_kangaroo_recipe.py": [("fault", DEFAULT), ("refused", MERGE), (EVERYTHING, FULL)],
     "train/test_embedded.py": [("the_heads_are", MERGE)],
     "train/test_depth_width.py": [("fault", DEFAULT), (EVERYTHING, FULL)],

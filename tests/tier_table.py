@@ -284,7 +284,8 @@ TABLE = {
     ],
     "test_policies.py": [
         ("refused|fault|by_its_name|from_outside", DEFAULT),
-        (r"keeps_last=True\)-1\]|\[(block|None-4|0.4|0.5-1.0)\]|\)-4\]|threshold\[chain|that_grows", FULL),
+        (r"keeps_last=True\)-1\]|\[(block|None-4|0.4|0.5-1.0)\]|\)-4\]", FULL),
+        (r"threshold\[chain|that_grows", FULL),
         (EVERYTHING, MERGE),
     ],
     "test_prefill.py": MERGE,

@@ -113,8 +113,8 @@ def _call_for(weights, x):
         return calls.quantized_dots if loaded and (few or library.has_byte_dots()) else None
     if few:
         return calls.dots if all(_floats(w, _FLOAT32, _BFLOAT16) for w in weights) else None
-    many = x.size and x.shape[1] <= calls.MOST_MANY_COLUMNS and all(_floats(w, _FLOAT32) for w in weights)
-    return calls.many_dots if many else None
+    many = x.size and x.shape[1] <= calls.MOST_MANY_COLUMNS
+    return calls.many_dots if many and all(_floats(w, _FLOAT32) for w in weights) else None
 
 
 def _takes(*arrays) -> bool:
