@@ -71,10 +71,10 @@ class Goodput(DraftLengthPolicy):
     least bad width: after ``min_pause`` plain rounds, or as many as make the probe cost
     ``probe_share`` of their time, then each time after twice as many, at most ``max_pause`` unless
     that share asks for more; never with a probe that costs more than ``probe_share`` of the tokens
-    still to come. A probe wins if it emits as much as plain rounds of its cost (and the gain above),
-    or if all that it proposed was accepted; then another one follows at once. Drafting is resumed,
-    and the pause reset, when the rates say so. Each probe after a pause halves the weight of what
-    was known before.
+    still to come. A probe wins if it emits as much as plain rounds of its cost (and the gain
+    above), or if all that it proposed was accepted; then another one follows at once. Drafting is
+    resumed, and the pause reset, when the rates say so. Each probe after a pause halves the weight
+    of what was known before.
 
     A width with an infinite cost is never taken, nor one that would lose with every token accepted.
 
