@@ -39,7 +39,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_approximate.py": [
-        (r"strictest.*(rank|distance|block|threshold)|keeps_more|within_the_bounds|typical", MERGE),
+        (r"strictest.*(rank|distance|block|threshold)|keeps_more|within_the_bounds|typical", MERGE)
     ],
     "test_audit.py": [
         ("fault|refused|stated|engine_is_held|named_by", DEFAULT),
@@ -120,15 +120,9 @@ TABLE = {
     ],
     "test_drafts.py": [
         (r"\[(blockwise|hydra prefix|medusa|mtp distinct|speculator prefix) iid\]", FULL),
-        (
-            r"\[(adaptive (s[ep]|d).*|unsure self.*|draft un.*|self st.*|.*ssd|switch.*)\]",
-            FULL,
-        ),
+        (r"\[(adaptive (s[ep]|d).*|unsure self.*|draft un.*|self st.*|.*ssd|switch.*)\]", FULL),
         (r"\[((hybrid|fallback) mtp|mtp distinct d.*|mtp heads iid|hybrid tli|tli tree)\]", FULL),
-        (
-            r"\[(fallback trees|table model t|union with|merged cha|windowed|specdiff t|sparse)",
-            FULL,
-        ),
+        (r"\[(fallback trees|table model t|union w|merged c|windowed|specdiff t|sparse)", FULL),
         (r"\[(xpress|lilicorr|llmcad chain|(adaptive|fallback) comb)\]", FULL),
         # variants of lines that stay, or the whole loop draws with them in the merge tier
         (r"\[(draft (one|itself|tree iid)|tree iid|hybrid self|self skip)\]", FULL),
@@ -180,10 +174,7 @@ TABLE = {
             FULL,
         ),
         ("token_for_token", MERGE),
-        (
-            r"stream_commits|cut_within|last_slot|array_of_temp|penalty_and_bias|scan_and|longest",
-            MERGE,
-        ),
+        ("stream_commits|cut_within|last_slot|array_of|penalty_and|scan_and|longest", MERGE),
     ],
     "test_fixed_bits.py": [("fault", DEFAULT), (r"tree|1100|\[100|toy", MERGE), (EVERYTHING, FULL)],
     "test_forty_lines.py": [("one_law", MERGE)],
@@ -280,7 +271,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_planner.py": [
-        ("runs_at_every_length|one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back", FULL),
+        ("runs_at_every_length|one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back", FULL)
     ],
     "test_policies.py": [
         ("refused|fault|by_its_name|from_outside", DEFAULT),

@@ -1,8 +1,8 @@
 """Rounds that draft nothing, for heads that read hidden states of the target.
 
 A head with ``lag`` keeps what such a round commits as *pending*, written in place, and reads it
-when it drafts again or when no room is left: a round without a draft then costs what a plain one
-costs.
+when it drafts again or when no room is left: a round without a draft then costs little more than a
+plain one.
 """
 
 from __future__ import annotations
