@@ -10,41 +10,42 @@ from specjax.kernels.cpu import calls
 from specjax.kernels.cpu.backend import CpuBackend
 
 pytestmark = needs_kernels
-# a tile, a vector and a task of the kernel, and one more or less of each
-SIZES = [(1, 1), (7, 5), (47, 129), (50, 128), (530, 300)]
-COLUMNS = (1, 15, 16, 17, 33, 63, 64, 65, 130)
+# a tile, a vector, a task and a piece of the kernel, and one more or less of each
+SIZES = [(1, 1), (7, 5), (95, 257), (98, 256), (530, 300)]
+COLUMNS = (1, 15, 16, 17, 31, 32, 33, 65, 255, 256, 257, 300)
 product = jax.jit(calls.many_dots, static_argnums=2)
 
 
 @pytest.mark.parametrize("out, size", SIZES)
 def test_products_are_exact_to_rounding_for_every_number_of_columns(out, size):
-    weights = normal(out, size), normal(3, size)
+    weights = normal(out, size), jnp.asarray(normal(out + 3, size, seed=5), jnp.bfloat16)
     for columns in COLUMNS:
         x = normal(size, columns, seed=columns)
         for turned in (False, True):
             for weight, got in zip(weights, product(weights, x, turned), strict=True):
-                wanted = weight.astype(np.float64) @ x
+                wanted = np.asarray(weight, np.float64) @ x
                 np.testing.assert_allclose(
                     got, wanted.T if turned else wanted, rtol=0, atol=4e-6 * size**0.5
                 )
 
 
 def test_a_column_has_the_same_bits_beside_any_others():
-    weight, x = normal(100, 300), normal(300, 130)
-    (whole,) = product((weight,), x)
+    weight, x = normal(100, 300), normal(300, max(COLUMNS))
+    both = weight, jnp.asarray(weight, jnp.bfloat16)
+    whole = product(both, x)
     for columns in COLUMNS:
-        (got,) = product((weight,), x[:, :columns])
-        np.testing.assert_array_equal(got, whole[:, :columns])
-        (last,) = product((weight,), x[:, -columns:])
-        np.testing.assert_array_equal(last, whole[:, -columns:])
+        for at in (slice(columns), slice(-columns, None)):
+            for got, wanted in zip(product(both, x[:, at]), whole, strict=True):
+                np.testing.assert_array_equal(got, wanted[:, at])
 
 
-def test_prompts_in_float32_are_multiplied_that_way_and_wider_passes_by_xla():
+def test_prompts_with_activations_in_float32_are_multiplied_that_way():
     weight, backend = normal(20, 40), CpuBackend()
-    for columns in (calls.MOST_COLUMNS, calls.MOST_COLUMNS + 1, calls.MOST_MANY_COLUMNS + 1):
-        lowered = jax.jit(backend.dot).lower(weight, normal(40, columns)).as_text()
-        many = calls.MOST_COLUMNS < columns <= calls.MOST_MANY_COLUMNS
-        assert ("specjax_many_products" in lowered) == many
+    for kind in (jnp.float32, jnp.bfloat16):
+        for columns in (calls.MOST_COLUMNS, calls.MOST_COLUMNS + 1):
+            given = jnp.asarray(weight, kind), normal(40, columns)
+            lowered = jax.jit(backend.dot).lower(*given).as_text()
+            assert ("specjax_many_products" in lowered) == (columns > calls.MOST_COLUMNS)
 
 
 def test_derivatives_are_those_of_a_product():
@@ -61,15 +62,17 @@ def test_derivatives_are_those_of_a_product():
 def test_other_shapes_and_types_are_refused():
     with pytest.raises(ValueError, match="many_dots: weight"):
         calls.many_dots((jnp.ones((4, 5)),), jnp.ones((4, 40)))
-    with pytest.raises(ValueError, match="array is bfloat16"):
-        calls.many_dots((jnp.ones((4, 5), jnp.bfloat16),), jnp.ones((5, 40)))
+    with pytest.raises(ValueError, match="weight is float16"):
+        calls.many_dots((jnp.ones((4, 5), jnp.float16),), jnp.ones((5, 40)))
+    with pytest.raises(ValueError, match="x is bfloat16"):
+        calls.many_dots((jnp.ones((4, 5)),), jnp.ones((5, 40), jnp.bfloat16))
 
 
 @pytest.mark.parametrize("flag", NARROWER)
 def test_kernels_for_narrower_vectors_compute_the_same(flag):
     code = """
 import test_many_columns as t
-t.test_products_are_exact_to_rounding_for_every_number_of_columns(47, 129)
+t.test_products_are_exact_to_rounding_for_every_number_of_columns(95, 257)
 t.test_a_column_has_the_same_bits_beside_any_others()
 """
     passes_with_narrower_vectors(flag, "kernels", code)

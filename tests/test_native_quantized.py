@@ -130,9 +130,11 @@ def test_passes_of_any_length_and_long_chunks_are_for_weights_that_are_multiplie
         taken = backend._call_for((weight,), x) is calls.quantized_dots
         assert taken == (with_bytes and kind in IN_BYTES), kind
         for others in ([], [held(37, 192, "int8")[0]]):
-            chunk = CpuBackend().prefill_chunk(1 << 20, [*others, weight])
+            held_and_floats = [*others, weight, x]
+            chunk = CpuBackend().prefill_chunk(held_and_floats)
             long = with_bytes and kind in IN_BYTES
-            assert chunk == (PREFILL_CHUNK if long else CpuBackend().prefill_chunk(1 << 20)), kind
+            by_size = XlaCpuBackend().prefill_chunk(held_and_floats)
+            assert chunk == (PREFILL_CHUNK if long else by_size), kind
 
 
 def summed(values, x, tile):

@@ -13,9 +13,11 @@ from interruptions import interrupting
 from tokenizers import Tokenizer, models
 
 import specjax
+from specjax import kernels
 from specjax.analysis import comparison
 from specjax.decoding import prefill, reference
 from specjax.kernels import xla_cpu
+from specjax.kernels.cpu.backend import CpuBackend
 from specjax.models.stream_decoder import StreamDecoder
 from specjax.models.tokenizer import load_tokenizer, wrap_tokenizer
 from specjax.text import prepare, task
@@ -293,11 +295,16 @@ def test_repeated_ngrams_counts_what_stood_there_before():
     assert comparison.repeated_ngrams([np.arange(3)]) == 0.0  # too short to hold any
 
 
-def test_a_small_model_reads_its_prompts_a_few_tokens_at_a_time(monkeypatch):
+def test_a_small_model_reads_its_prompts_a_few_tokens_at_a_time_by_xla(monkeypatch):
     params = {"a": np.zeros(100, np.float32), "b": np.zeros(4, np.float16)}
-    for cache, chunk in ((204, xla_cpu.SMALL_PREFILL_CHUNK), (203, xla_cpu.PREFILL_CHUNK)):
+    few, many = xla_cpu.SMALL_PREFILL_CHUNK, xla_cpu.PREFILL_CHUNK
+    for cache, chunk in ((204, few), (203, many)):
         monkeypatch.setattr(xla_cpu, "last_level_cache", lambda size=cache: size)
         assert prefill.chunk_for(params) == chunk
+    monkeypatch.setattr(xla_cpu, "last_level_cache", lambda: 1000)
+    one = {"a": np.zeros(100, np.float32)}  # with the library, whatever its size
+    with_library = isinstance(kernels.current(), CpuBackend)
+    assert prefill.chunk_for(one) == (many if with_library else few)
 
 
 def test_compare_counts_the_tokens_that_flip_and_states_their_margins():

@@ -21,9 +21,7 @@ from .state import State
 
 def chunk_for(params: PyTree) -> int:
     """Prompt tokens to feed at once to a target with these weights."""
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-    leaves = jax.tree.leaves(params, is_leaf=is_quantized)
-    return kernels.of(params).prefill_chunk(size, [x for x in leaves if is_quantized(x)])
+    return kernels.of(params).prefill_chunk(jax.tree.leaves(params, is_leaf=is_quantized))
 
 
 def start(

@@ -158,10 +158,10 @@ class Backend(abc.ABC):
         """Whether a loop that reads the chosen experts one by one is cheapest for few tokens."""
         return False
 
-    def prefill_chunk(self, num_bytes: int, quantized: Sequence = ()) -> int:
-        """Prompt tokens to feed at once to a model with weights of ``num_bytes``, of which those in
-        eight or four bits are ``quantized``."""
-        del num_bytes, quantized
+    def prefill_chunk(self, weights: Sequence) -> int:
+        """Prompt tokens to feed at once to a model with these weights, in the forms that ``dot``
+        takes."""
+        del weights
         return PREFILL_CHUNK
 
     def serving_chunk(self) -> int:

@@ -74,11 +74,11 @@ class XlaCpuBackend(XlaBackend):
     def loops_over_experts(self):
         return jax.sharding.get_abstract_mesh().size <= 1
 
-    def prefill_chunk(self, num_bytes, quantized=()):
+    def prefill_chunk(self, weights):
         """Few tokens where a model loses little by reading its weights again, since most of them
         stay in the processor's cache."""
-        del quantized
-        small = num_bytes <= 2 * last_level_cache()
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(list(weights)))
+        small = size <= 2 * last_level_cache()
         return SMALL_PREFILL_CHUNK if small else PREFILL_CHUNK
 
     def serving_chunk(self):

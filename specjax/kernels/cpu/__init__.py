@@ -34,9 +34,8 @@ kernels are used on a CPU that is JAX's only device, since XLA cannot split thes
 mesh), ``always`` or ``never``.
 
 Each thread keeps what it packed last, which ``memory_analysis()`` does not see: 4 bytes times
-inputs times columns (rounded up to 16, or to 64 where there are more than 32, of which there are at
-most 512) for products, twice head size times up to 48 columns for
-attention, whose mask may be kept as well.
+inputs times columns (rounded up to 16 or, where there are more than 32, to 64, and at most 256) for
+products, twice head size times up to 48 columns for attention, whose mask may be kept as well.
 """
 
 from __future__ import annotations

@@ -68,13 +68,15 @@ class CpuBackend(XlaCpuBackend):
             return super().norm(x, weight, bias, eps=eps, centered=centered, plus_one=plus_one)
         return calls.norm(x, weight, bias, eps, centered, plus_one, super().norm)
 
-    def prefill_chunk(self, num_bytes, quantized=()):
-        """More tokens where bytes are multiplied as such: a part of their cost is one of a pass."""
-        bytes_alone = all(calls.fits(w) and calls.fits_bytes(w) for w in quantized)
-        if quantized and bytes_alone and _has("quantized", "quantized weights"):
-            if library.has_byte_dots():
-                return PREFILL_CHUNK
-        return super().prefill_chunk(num_bytes, quantized)
+    def prefill_chunk(self, weights):
+        """More tokens where the library multiplies many columns: a column of many costs less."""
+        kinds = {w.dtype for w in weights if not quantized.is_quantized(w)}
+        floats = _FLOAT32 in kinds and _FLOAT16 not in kinds  # activations are float32
+        held = [w for w in weights if quantized.is_quantized(w)]
+        as_bytes = all(calls.fits(w) and calls.fits_bytes(w) for w in held) and (
+            not held or _has("quantized", "quantized weights") and library.has_byte_dots()
+        )
+        return PREFILL_CHUNK if floats and as_bytes else super().prefill_chunk(weights)
 
     def argmax(self, x):
         return calls.argmax(x) if x.dtype == jnp.float32 else super().argmax(x)
@@ -111,10 +113,8 @@ def _call_for(weights, x):
             return None
         loaded = _has("quantized", "quantized weights")
         return calls.quantized_dots if loaded and (few or library.has_byte_dots()) else None
-    if few:
-        return calls.dots if all(_floats(w, _FLOAT32, _BFLOAT16) for w in weights) else None
-    many = x.size and x.shape[1] <= calls.MOST_MANY_COLUMNS
-    return calls.many_dots if many and all(_floats(w, _FLOAT32) for w in weights) else None
+    products = calls.dots if few else calls.many_dots
+    return products if x.size and all(_floats(w, _FLOAT32, _BFLOAT16) for w in weights) else None
 
 
 def _takes(*arrays) -> bool:

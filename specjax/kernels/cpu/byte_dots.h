@@ -22,7 +22,7 @@ ALWAYS_INLINE void StoreExact(float* to, const V& v) {
   if constexpr (G < N) {
     constexpr int kCount = N - G < kLanes ? N - G : kLanes;
     const auto part = [&](int i) { return v(G + i); };
-    IntVec a, b;
+    alignas(64) IntVec a, b;  // templates take vectors to be aligned by their size
     Halves<1>(Sums<kCount, 2, 0>(part), Sums<kCount, 2, 1>(part), &a, &b);
     const __m512i x = reinterpret_cast<__m512i>(a), y = reinterpret_cast<__m512i>(b);
     const auto add = [](__m256i x, __m256i y) {
@@ -44,7 +44,7 @@ ALWAYS_INLINE void FewBytes(const int8_t* w, const float* scale, int64_t bytes, 
   const int64_t deep = end - k, length = x.Length(deep);
   const int8_t* from = x.At(k, column);
   const __m512i turn = _mm512_set1_epi8(-128);  // the dot product takes weights from 0 to 255
-  IntVec sum[R * M];
+  alignas(64) IntVec sum[R * M];  // as AddDots takes it
   UNROLL
   for (int i = 0; i < R * M; ++i) sum[i] = IntVec{};
   Fetch next(w + ahead * bytes + k, deep, bytes);

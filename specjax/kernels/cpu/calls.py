@@ -14,7 +14,6 @@ import numpy as np
 from .. import narrow, quantized
 
 MOST_COLUMNS = 32  # that sums along inputs are fast for
-MOST_MANY_COLUMNS = 512  # that sums along columns are; beyond, XLA's own product is as fast
 MOST_TILE_COLUMNS = 512  # the same of bfloat16 by tiles (AMX), which XLA's product never overtakes
 MOST_WEIGHTS = 8  # kMost of the source
 _SUFFIXES = {jnp.dtype(name): f"_{name}" for name in ("bfloat16", "float16")} | {
@@ -40,11 +39,7 @@ def dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
     Raises:
       ValueError: other shapes or types; the kernel itself checks nothing.
     """
-    _check_shapes("dots", weights, x)
-    _check_types(x=x)
-    for weight in weights:
-        if weight.dtype != jnp.bfloat16:
-            _check_types(weight=weight)
+    _check_floats("dots", weights, x)
     return _products("specjax_products", weights, weights, x, transpose_out)
 
 
@@ -55,6 +50,15 @@ def _check_shapes(name: str, weights: tuple, x: jax.Array) -> None:
     for weight in weights:
         if weight.ndim != 2 or x.ndim != 2 or weight.shape[1] != x.shape[0] or x.shape[1] < 1:
             raise ValueError(f"{name}: weight {weight.shape} and x {x.shape} do not fit")
+
+
+def _check_floats(name: str, weights: tuple, x: jax.Array) -> None:
+    """Raises ValueError unless ``x`` is float32, each weight that or bfloat16, and they fit."""
+    _check_shapes(name, weights, x)
+    _check_types(x=x)
+    for weight in weights:
+        if weight.dtype != jnp.bfloat16:
+            _check_types(weight=weight)
 
 
 def _products(call: str, weights: tuple, arrays: Iterable, x, transpose_out: bool) -> tuple:
@@ -79,16 +83,14 @@ def _jvp_of(call, transpose_out, primals, tangents):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def many_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
-    """``dots`` of weights in float32 where ``x [in, M]`` has many columns, as a prompt has.
+    """``dots`` where ``x [in, M]`` has many columns, as a prompt has.
 
     The sums of a column are made in another order, which does not depend on other columns either.
 
     Raises:
       ValueError: other shapes or types; the kernel itself checks nothing.
     """
-    _check_shapes("many_dots", weights, x)
-    for array in (x, *weights):
-        _check_types(array=array)
+    _check_floats("many_dots", weights, x)
     return _products("specjax_many_products", weights, weights, x, transpose_out)
 
 

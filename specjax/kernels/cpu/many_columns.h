@@ -13,16 +13,18 @@ namespace {
 constexpr int kTileRows = 6, kTileVectors = kRegisters == 32 ? 4 : 2;  // of sums in registers
 constexpr int64_t kTileColumns = kTileVectors * kLanes;
 constexpr int64_t kInputs = 128;  // at a time, so that their columns of a tile stay in the L1 cache
-constexpr int64_t kRowsOfTask = 8 * kTileRows;
+constexpr int64_t kPiece = 256;   // columns at a time, so that those of all inputs stay in the L2
+constexpr int64_t kRowsOfTask = 96;
 
-// x [in, columns] -> inputs first ... last - 1 of [tiles, in, kTileColumns]; zeros fill up.
-inline void PackTile(const float* x, int64_t columns, int64_t in, int64_t first, int64_t last,
-                     float* packed) {
+// Columns of x, `pitch` apart, -> inputs first ... last - 1 of [tiles, in, kTileColumns]; zeros fill
+// up.
+inline void PackTile(const float* x, int64_t pitch, int64_t columns, int64_t in, int64_t first,
+                     int64_t last, float* packed) {
   for (int64_t m = 0; m < columns; m += kTileColumns) {
     const int64_t held = std::min(kTileColumns, columns - m);
     for (int64_t k = first; k < last; ++k) {
       float* to = packed + m * in + k * kTileColumns;
-      std::memcpy(to, x + k * columns + m, sizeof(float) * held);
+      std::memcpy(to, x + k * pitch + m, sizeof(float) * held);
       std::fill(to + held, to + kTileColumns, 0.0f);
     }
   }
@@ -76,51 +78,80 @@ constexpr std::array<SumsOfRows, sizeof...(V)> SumTable(std::integer_sequence<in
 }
 constexpr auto kSumRows = SumTable(std::make_integer_sequence<int, kTileVectors>{});
 
+// The rows of a block of weights, `stride` apart, as floats: those that stand there, or, of
+// bfloat16, widened into the thread's memory. Returns them, and sets how far apart they are.
+inline const float* AsFloats(const float* w, int64_t, int64_t, int64_t*) { return w; }
+inline const float* AsFloats(const Half* w, int64_t rows, int64_t inputs, int64_t* stride) {
+  float* to = Scratch(2, kRowsOfTask * kInputs);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t k = 0; k < inputs; ++k) to[r * kInputs + k] = Number(w[r * *stride + k]);
+  }
+  *stride = kInputs;
+  return to;
+}
+
+// Rows of weights [height, in] and packed columns -> y [height, pitch].
+template <typename Weight>
+void ManySums(const Weight* weight, const float* packed, int64_t in, int64_t height,
+              int64_t columns, float* y, int64_t pitch) {
+  for (int64_t k = 0; k < in; k += kInputs) {
+    const int64_t inputs = std::min(kInputs, in - k);
+    int64_t stride = in;
+    const float* w = AsFloats(weight + k, height, inputs, &stride);
+    for (int64_t m = 0; m < columns; m += kTileColumns) {
+      const int64_t vectors = (std::min(kTileColumns, columns - m) + kLanes - 1) / kLanes;
+      const float* x = packed + m * in + k * kTileColumns;
+      kSumRows[vectors - 1](w, stride, x, inputs, height, y + m, pitch, k > 0);
+    }
+  }
+}
+
 // x [in, columns], weights [out, in] -> results [out, columns] each, or, with `transpose_out`,
-// [columns, out]; all float32. A column's sum does not depend on the others: that of kInputs inputs
-// at a time, one after the other.
+// [columns, out]. Weights are float32 or bfloat16, whose products are those of the floats that they
+// stand for; all else is float32. A column's sum does not depend on the others: that of kInputs
+// inputs at a time, one after the other.
 ffi::Error ManyProducts(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::RemainingArgs weights,
                         bool transpose_out, ffi::RemainingRets results) {
-  SameParts<float> read;
-  const ffi::Error problem = read.Read<ffi::F32>(weights, results);
+  FloatParts read;
+  const ffi::Error problem = read.Read(weights, results, x.dimensions()[0]);
   if (problem.failure()) return problem;
   auto& parts = read.parts;
-  const int64_t in = x.dimensions()[0], columns = x.dimensions()[1];
-  const int64_t tiles = (columns + kTileColumns - 1) / kTileColumns;
-  const int64_t blocks = (in + kInputs - 1) / kInputs;
-  const float* from = x.typed_data();
-  float* packed = Scratch(0, tiles * kTileColumns * in);
-  Parallel(pool, blocks, [=](int64_t block) {
-    const int64_t k = block * kInputs;
-    PackTile(from, columns, in, k, std::min(k + kInputs, in), packed);
-  });
+  const int64_t in = x.dimensions()[0], all = x.dimensions()[1];
   const int64_t tasks = DivideParts(parts.data(), weights.size(), kRowsOfTask);
-  Parallel(pool, tasks, [=](int64_t task) {
-    const auto [part, begin, height] = ShareOf(parts.data(), task, kRowsOfTask);
-    const float* w = part->weight + begin * in;
-    const int64_t pitch = tiles * kTileColumns, whole = columns / kLanes * kLanes;
-    // sums of whole vectors go where they belong, others by way of the thread's memory
-    const bool straight = !transpose_out && whole == columns;
-    float* y = straight ? part->result + begin * columns : Scratch(1, height * pitch);
-    const int64_t down = straight ? columns : pitch;
-    for (int64_t k = 0; k < in; k += kInputs) {
-      const int64_t inputs = std::min(kInputs, in - k);
-      for (int64_t m = 0; m < columns; m += kTileColumns) {
-        const int64_t vectors = (std::min(kTileColumns, columns - m) + kLanes - 1) / kLanes;
-        kSumRows[vectors - 1](w + k, in, packed + m * in + k * kTileColumns, inputs, height, y + m,
-                              down, k > 0);
-      }
-    }
-    if (straight) return;
-    for (int64_t r = 0; r < height; ++r) {
-      if (transpose_out) {
-        float* to = part->result + begin + r;
-        for (int64_t m = 0; m < columns; ++m) to[m * part->out] = y[r * pitch + m];
+  for (int64_t first = 0; first < all; first += kPiece) {
+    const int64_t columns = std::min(kPiece, all - first);
+    const int64_t wide = (columns + kTileColumns - 1) / kTileColumns * kTileColumns;
+    const float* from = x.typed_data() + first;
+    float* packed = Scratch(0, wide * in);
+    Parallel(pool, (in + kInputs - 1) / kInputs, [=](int64_t block) {
+      const int64_t k = block * kInputs;
+      PackTile(from, all, columns, in, k, std::min(k + kInputs, in), packed);
+    });
+    Parallel(pool, tasks, [=](int64_t task) {
+      const auto [part, begin, height] = ShareOf(parts.data(), task, kRowsOfTask);
+      // sums of whole vectors go where they belong, others by way of the thread's memory
+      const bool straight = !transpose_out && columns % kLanes == 0;
+      float* y = straight ? part->result + begin * all + first : Scratch(1, height * wide);
+      const int64_t pitch = straight ? all : wide;
+      if (part->half) {
+        const Half* weight = static_cast<const Half*>(part->weight) + begin * in;
+        ManySums(weight, packed, in, height, columns, y, pitch);
       } else {
-        std::memcpy(part->result + (begin + r) * columns, y + r * pitch, sizeof(float) * columns);
+        const float* weight = static_cast<const float*>(part->weight) + begin * in;
+        ManySums(weight, packed, in, height, columns, y, pitch);
       }
-    }
-  });
+      if (straight) return;
+      for (int64_t r = 0; r < height; ++r) {
+        if (transpose_out) {
+          float* to = part->result + first * part->out + begin + r;
+          for (int64_t m = 0; m < columns; ++m) to[m * part->out] = y[r * wide + m];
+        } else {
+          float* to = part->result + (begin + r) * all + first;
+          std::memcpy(to, y + r * wide, sizeof(float) * columns);
+        }
+      }
+    });
+  }
   return ffi::Error::Success();
 }
 

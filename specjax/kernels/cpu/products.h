@@ -16,34 +16,16 @@ namespace {
 // One call for all weights that meet the same x: a small product costs little more than its call.
 ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::RemainingArgs weights,
                     bool transpose_out, ffi::RemainingRets results) {
-  struct Part {
-    const void* weight;
-    bool half;
-    float* result;
-    int64_t out, tasks;
-  };
-  constexpr size_t kMost = 8;
-  std::array<Part, kMost> parts;
-  const size_t count = weights.size();
-  size_t halves = 0;
-  if (count > kMost) return ffi::Error::InvalidArgument("products: at most 8 weights");
   const int64_t in = x.dimensions()[0], columns = x.dimensions()[1];
-  int64_t total = 0, total_bytes = 0;
-  for (size_t i = 0; i < count; ++i) {
-    auto weight = weights.get<ffi::AnyBuffer>(i);
-    auto result = results.get<ffi::Buffer<ffi::F32>>(i);
-    if (!weight || !result) return ffi::Error::InvalidArgument("products: buffers");
-    const int64_t out = weight->dimensions()[0];
-    const bool half = weight->element_type() == ffi::BF16;
-    halves += half;
-    parts[i] = Part{weight->untyped_data(), half, (*result)->typed_data(), out, 0};
-    total += out;
-    total_bytes += out * in * (half ? 2 : 4);
-  }
+  FloatParts read;
+  const ffi::Error problem = read.Read(weights, results, in);
+  if (problem.failure()) return problem;
+  auto& parts = read.parts;
+  const size_t count = weights.size();
   const float* from = x.typed_data();
-  const bool pairs = halves == count;
+  const bool pairs = read.halves == count;
   const float* packed = PackRows(from, in, columns, pairs);
-  const int64_t rows = TaskRows(pool, total_bytes, total);
+  const int64_t rows = TaskRows(pool, read.bytes, read.rows);
   const int64_t tasks = DivideParts(parts.data(), count, rows);
   Parallel(pool, tasks, [=](int64_t task) {
     const auto [part, begin, height] = ShareOf(parts.data(), task, rows);

@@ -103,6 +103,37 @@ struct SameParts {
   }
 };
 
+// The same for weights of which each is float32 or bfloat16, and products in float32.
+struct FloatParts {
+  struct Part {
+    const void* weight;
+    bool half;
+    float* result;
+    int64_t out, tasks;
+  };
+  std::array<Part, 8> parts;
+  int64_t rows = 0, bytes = 0;  // of all
+  size_t halves = 0;            // how many are bfloat16
+
+  ffi::Error Read(const ffi::RemainingArgs& weights, const ffi::RemainingRets& results,
+                  int64_t in) {
+    if (weights.size() > parts.size())
+      return ffi::Error::InvalidArgument("products: at most 8 weights");
+    for (size_t i = 0; i < weights.size(); ++i) {
+      auto weight = weights.get<ffi::AnyBuffer>(i);
+      auto result = results.get<ffi::Buffer<ffi::F32>>(i);
+      if (!weight || !result) return ffi::Error::InvalidArgument("products: buffers");
+      const int64_t out = weight->dimensions()[0];
+      const bool half = weight->element_type() == ffi::BF16;
+      parts[i] = Part{weight->untyped_data(), half, (*result)->typed_data(), out, 0};
+      halves += half;
+      rows += out;
+      bytes += out * in * (half ? 2 : 4);
+    }
+    return ffi::Error::Success();
+  }
+};
+
 // Calls body(row, rows, column, columns) for every block of rows, which stays in the caches while
 // all columns meet it, and for shares of the columns, as equal as can be, of at most kFew columns.
 template <typename Body>
