@@ -85,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engines", nargs="+", help="engines of the suite cpu-peers")
     parser.add_argument("--precisions", nargs="+", help="precisions of the suite cpu-peers")
     parser.add_argument(
+        "--checkpoints", nargs="+", help="types that its checkpoints hold for precision float32"
+    )
+    parser.add_argument(
         "--repetitions", type=int, help="repetitions of each measurement, at least 6"
     )
     return parser

@@ -152,13 +152,14 @@ def cpu_peers(
     prompts: int = 4,
     engines: Sequence[str] = tuple(ADAPTERS),
     precisions: Sequence[str] = PRECISIONS,
+    checkpoints: Sequence[str] = ("float32", "bfloat16"),
     repetitions: int = 7,
     quiet: bool = True,
 ) -> list[Row]:
     """The engines that people use on CPUs: a 100M pair and the embedded pair, by precision.
 
     Installed engines are measured in turn in one row; a row of an engine that is not installed
-    says how to install it.
+    says how to install it. In float32, the made pair is also read from checkpoints in bfloat16.
     """
     peers = [name for name in engines if name != OURS]
     installed = [name for name in peers if not ADAPTERS[name].missing]
@@ -168,11 +169,12 @@ def cpu_peers(
     of = {"pair": pair, "agreement": agreement}, {"pair": "embedded", "prompts": prompts}
     return [
         *(
-            {**common, **size, "precision": p, "num_draft": n, "engines": installed}
+            {**common, **size, "precision": p, **read, "num_draft": n, "engines": installed}
             for size in of
             for p in precisions
+            for read in ([{"checkpoint": c} for c in checkpoints] if p == PRECISIONS[0] else [{}])
             for n in drafts
-            if installed
+            if installed and (size is of[0] or read.get("checkpoint") != "bfloat16")
         ),
         *({**common, **of[0], "precision": precisions[0], "engines": e} for e in missing),
     ]
@@ -312,7 +314,8 @@ def rows_of(name: str, **options) -> list[Row]:
             f"--{foreign[0]}: the suite {name} has no such option; it has "
             f"{', '.join('--' + option for option in known)}"
         )
-    for option, accepted in (("engines", tuple(ADAPTERS)), ("precisions", PRECISIONS)):
+    accept = {"engines": tuple(ADAPTERS), "precisions": PRECISIONS, "checkpoints": PRECISIONS[:2]}
+    for option, accepted in accept.items():
         if unknown := [name for name in options.get(option, ()) if name not in accepted]:
             raise ValueError(f"--{option} {unknown[0]}: known: {', '.join(accepted)}")
     for option, accepted in BOUNDS.items():

@@ -110,6 +110,9 @@ def test_rows_name_the_installed_engines_and_those_to_install(monkeypatch):
     pair, embedded, missing = suites.rows_of("cpu-peers", **chosen)
     assert pair["engines"] == embedded["engines"] == ["OpenVINO GenAI"]
     assert missing["engines"] == ["llama.cpp"] and embedded["pair"] == "embedded"
+    in_float32 = suites.rows_of("cpu-peers", **chosen | {"precisions": ["float32"]})
+    read = [(row["pair"], row.get("checkpoint")) for row in in_float32[:-1]]
+    assert read == [("100m", "float32"), ("100m", "bfloat16"), ("embedded", "float32")]
     with pytest.raises(ValueError, match="--engines vllm: known: specjax, llama.cpp"):
         suites.rows_of("cpu-peers", engines=["vllm"])
     settings = {k: v for k, v in missing.items() if k != "kind"}
@@ -167,12 +170,13 @@ def test_the_table_shows_engines_ratios_and_what_was_not_measured():
     figures = runner.plain_numbers(figures)  # as they are read from a file
     row = {"pair": "100m", "precision": "int8", "num_draft": 4}
     page = table.cpu_peers([(row, figures)])
-    assert "### 100m (synthetic), int8" in page and "3 turns in which others ran" in page
+    assert "### 100m (synthetic), int8\n" in page and "3 turns in which others ran" in page
     assert "| a round | llama.cpp | 1.25 [1.10, 1.40] |" in page
     assert "- x was not measured: pip install x" in page
     (line,) = (x for x in page.splitlines() if x.startswith("| llama.cpp |"))
     assert "| 20.0 | – | – |" in line and "| –, – |" in line and "50 %, 50 %, –" in line
-    page = table.cpu_peers([(row, figures | {"quiet": False})])
+    page = table.cpu_peers([(row | {"checkpoint": "bfloat16"}, figures | {"quiet": False})])
+    assert "### 100m (synthetic), int8, checkpoints in bfloat16\n" in page
     assert "say nothing about speed" in page
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ def cpu_peers(
     pair: str,
     precision: str,
     engines: Sequence[str],
+    checkpoint: str = "float32",
     agreement: float | None = None,
     num_draft: int = 4,
     context: int = 64,
@@ -45,6 +47,8 @@ def cpu_peers(
       pair: the name of the pair.
       precision: one of ``engine.PRECISIONS``.
       engines: keys of ``engine.ADAPTERS``; specjax is measured beside them.
+      checkpoint: the type of the numbers that a made pair's checkpoints hold. Published ones
+        mostly hold bfloat16, whatever type a user computes in.
       agreement: the agreement of a made pair.
       num_draft: the number of tokens that are drafted in a round.
       context: the tokens of a prompt of a made pair; the embedded pair has held-out prompts.
@@ -68,7 +72,7 @@ def cpu_peers(
     absent = {name: _absence(name) for name in engines if ADAPTERS[name].missing}
     if len(absent) == len(engines):
         raise MissingPeerError("; ".join(f"{name}: {why}" for name, why in absent.items()))
-    made = bench.pair(pair, agreement)
+    made = dataclasses.replace(bench, dtype=checkpoint).pair(pair, agreement)
     requests = _requests(made, prompts, context)
     limit = made.target.config.context_length
     lengths = [n for n in reads if n < limit]

@@ -10,8 +10,9 @@ def cpu_peers(rows) -> str:
     parts = []
     for row, f in rows:
         pair = f"{row['pair']}{' (synthetic)' if f['synthetic'] else ''}"
+        read = ", checkpoints in bfloat16" if row.get("checkpoint") == "bfloat16" else ""
         parts.append(
-            f"### {pair}, {row['precision']}\n\n{f['threads']} threads, {row['num_draft']} drafts "
+            f"### {pair}, {row['precision']}{read}\n\n{f['threads']} threads, {row['num_draft']} drafts "
             f"a round. {_load(f)}"
         )
         parts.append(_engines(f))
