@@ -133,7 +133,7 @@ def test_a_peer_that_fails_at_its_first_request_is_named_and_ours_never_left_out
     shape = SimpleNamespace(vocab_size=64, context_length=512)
     target = SimpleNamespace(config=shape, fingerprint="a")
     made = SimpleNamespace(synthetic=True, target=target, draft=NAMED.draft, folders=("t", "d"))
-    bench = SimpleNamespace(pair=lambda *_: made, cache=None)
+    monkeypatch.setattr(Bench, "pair", lambda *_: made)
     adapters = {name: SimpleNamespace(missing=()) for name in engine.ADAPTERS}
     failing = {"llama.cpp", "transformers"}
 
@@ -147,7 +147,7 @@ def test_a_peer_that_fails_at_its_first_request_is_named_and_ours_never_left_out
     monkeypatch.setattr(measure, "_started", lambda name, *_: name)
     monkeypatch.setattr(measure, "_alone", alone)
     ask = lambda: measure.cpu_peers(  # noqa: E731
-        bench, pair="tiny", precision="float32", engines=sorted(failing)
+        Bench(None), pair="tiny", precision="float32", engines=sorted(failing)
     )
     with pytest.raises(peers.MissingPeerError, match="llama.cpp: no such instruction; transf"):
         ask()

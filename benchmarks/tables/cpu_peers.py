@@ -12,8 +12,8 @@ def cpu_peers(rows) -> str:
         pair = f"{row['pair']}{' (synthetic)' if f['synthetic'] else ''}"
         read = ", checkpoints in bfloat16" if row.get("checkpoint") == "bfloat16" else ""
         parts.append(
-            f"### {pair}, {row['precision']}{read}\n\n{f['threads']} threads, {row['num_draft']} drafts "
-            f"a round. {_load(f)}"
+            f"### {pair}, {row['precision']}{read}\n\n{f['threads']} threads, "
+            f"{row['num_draft']} drafts a round. {_load(f)}"
         )
         parts.append(_engines(f))
         parts.append(_against(f["against"]))
