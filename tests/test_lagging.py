@@ -20,6 +20,7 @@ MODEL, PARAMS = bag(13, 3, features=8)
 CASES = cases(MODEL, PARAMS)
 PROMPTS, LENGTHS = np.asarray([[1, 2, 3], [4, 5, 0]], np.int32), np.asarray([3, 2])
 HEADS = ("eagle3", "mtp distinct", "p-eagle", "kangaroo", "block", "dspark", "lilicorr")
+WINDOW = " over a window"
 RESTS, NEW = 9, 34  # more rests than are read in one pass, or than there is room for
 
 
@@ -44,7 +45,10 @@ def decoded(name, monkeypatch, lag, chunk=4, rounds=None):
     """The state after some rounds with room for ``lag`` tokens, and everything that made it."""
     monkeypatch.setattr(adaptive, "LAG", lag)
     monkeypatch.setattr(resting, "CHUNK", chunk)
-    inner, weights, _ = CASES[name]
+    inner, weights, _ = CASES[name.removesuffix(WINDOW)]
+    if name.endswith(WINDOW):
+        layer = dataclasses.replace(inner.config.layer, window=3)
+        inner = dataclasses.replace(inner, config=dataclasses.replace(inner.config, layer=layer))
     drafter = Adaptive(inner, Seldom())
     given = PROMPTS, LENGTHS, jax.random.key(0), NEW, Sampling(), None, ()
     request, capacity = prepare_inputs(MODEL, drafter, *given)
@@ -54,7 +58,7 @@ def decoded(name, monkeypatch, lag, chunk=4, rounds=None):
     return drafter, params, state
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", (*HEADS, "eagle3" + WINDOW, "mtp distinct" + WINDOW))
 def test_what_is_drafted_does_not_depend_on_how_far_a_head_may_lag(name, monkeypatch):
     found = [decoded(name, monkeypatch, lag)[2] for lag in (0, 3, 128)]
     assert int(jnp.sum(found[0].stats.drafted)) > 0

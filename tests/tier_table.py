@@ -201,7 +201,7 @@ TABLE = {
     "test_llmcad.py": [("fault|refused", DEFAULT), ("no_branch_is", MERGE), (EVERYTHING, FULL)],
     "test_lagging.py": [
         ("fault", DEFAULT),
-        (r"depend.*\[(eagle3|dspark)|read_before.*\[lili", MERGE),
+        (r"depend.*\[(eagle3|dspark)\]|read_before.*\[lili", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_lookahead.py": [

@@ -150,6 +150,13 @@ class Backend(abc.ABC):
 
     # ---------------------------------------------------------------- preferences
 
+    def matrix_dtype(self, stored: jnp.dtype, dtype: jnp.dtype) -> jnp.dtype:
+        """The type in memory of a matrix that a checkpoint holds in ``stored``, in a model that
+        computes in ``dtype``: another one if it holds the same numbers and ``dot`` reads it
+        faster."""
+        del stored
+        return dtype
+
     def param_dtype(self, stored: jnp.dtype) -> jnp.dtype:
         """The type of weights in memory by default, for a checkpoint that is mostly ``stored``."""
         return stored

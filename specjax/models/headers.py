@@ -21,7 +21,7 @@ from .files import holdings, read_json
 from .seq2seq.config import EncoderDecoderConfig
 from .tensors import Tensor, shape_of
 
-_FILE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+FILE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 WEIGHT_FILE = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
 _LISTED = 8  # problems of one kind that an error names before it only counts
@@ -132,8 +132,8 @@ def check_stored(
         expected = shape_of(wanted[name], shapes)
         if stored[name].shape != expected:
             misshapen.append(f"{name} is {list(stored[name].shape)}, expected {list(expected)}")
-        if stored[name].dtype not in _FILE_DTYPES:
-            mistyped.append(f"{name} is {stored[name].dtype}, expected {'/'.join(_FILE_DTYPES)}")
+        if stored[name].dtype not in FILE_DTYPES:
+            mistyped.append(f"{name} is {stored[name].dtype}, expected {'/'.join(FILE_DTYPES)}")
     problems = {
         "whole layers missing": absent,
         "missing": missing,
@@ -153,7 +153,7 @@ def main_dtype(stored: Mapping[str, StoredTensor]) -> str:
     counts = collections.Counter()
     for entry in stored.values():
         counts[entry.dtype] += math.prod(entry.shape)
-    return next(_FILE_DTYPES[d] for d, _ in counts.most_common() if d in _FILE_DTYPES)
+    return next(FILE_DTYPES[d] for d, _ in counts.most_common() if d in FILE_DTYPES)
 
 
 def _layer(name: str) -> str | None:

@@ -33,6 +33,7 @@ from .config import DecoderConfig
 from .decoder import abstract as abstract_decoder
 from .files import read_json, write_json
 from .headers import (
+    FILE_DTYPES,
     INDEX,
     SINGLE,
     WEIGHT_FILE,
@@ -74,6 +75,7 @@ DTYPES = {
     "bfloat16": jnp.bfloat16,
     "float16": jnp.float16,
 }
+IN_FLOAT32 = ".router.bias"  # the end of the names of parameters that need it in any model
 
 
 def check_dtype(dtype: Any) -> np.dtype | None:
@@ -136,12 +138,14 @@ def load_weights(
     Args:
       folder: holds ``model.safetensors``, or its shards and ``model.safetensors.index.json``.
       config: what the checkpoint should be.
-      dtype: of the parameters. Default: float32 on CPUs, few of which compute faster in bfloat16,
-        else the type in which most of the checkpoint is stored.
+      dtype: in which the model computes. Default: float32 on CPUs, few of which compute faster in
+        bfloat16, else the type in which most of the checkpoint is stored. The parameters have this
+        type, except for matrices that the backend holds in another one with the same numbers
+        (``Backend.matrix_dtype``).
       quantize: a scheme, a ``Quantization`` or None; tensor by tensor, so that the device never
         holds the model unquantized. See ``quantize.py``. Weights that the checkpoint holds in few
         bits are read as the floats for which they stand, and these are quantized; ``"float"``
-        leaves them floats.
+        leaves them floats, and every parameter in ``dtype``, as those who train it want it.
       mesh: each process reads only what its devices hold, tensor by tensor; which parts these are,
         ``placement.py`` says.
 
@@ -189,6 +193,20 @@ def load_weights(
             "over the axes data and model"
         )
 
+    held_in: dict[str, set[str]] = {}  # the types of the tensors of which a parameter is made
+    for name, tensor in wanted.items():
+        for part in tensor.parts:
+            held_in.setdefault(part, set()).add(stored[name].dtype)
+
+    def matrix_dtype(part):
+        kind = dtype_of(part, dtype)
+        if widened or len(shapes[part]) != 2 or not is_multiplied(part, shapes[part]):
+            return kind
+        (one, *more) = held_in[part]
+        known = not more and one in FILE_DTYPES
+        stored_in = jnp.dtype(FILE_DTYPES[one]) if known else kind
+        return kernels.current(mesh).matrix_dtype(stored_in, kind)
+
     arrays: dict[str, jax.Array] = {}
     places = {name: (stored[name].path, stored[name].name) for name in wanted}
     with contextlib.ExitStack() as files:
@@ -215,6 +233,8 @@ def load_weights(
                 arrays[part] = jax.block_until_ready(piece)
                 continue
             kind = dtype_of(part, dtype)
+            if not quantize:
+                kind = matrix_dtype(part)
             read = functools.partial(reader.read, part, dtype="float32" if quantize else kind)
             piece = placed(part, read, shape, mesh)
             if quantize:
@@ -253,8 +273,7 @@ def save_pretrained(
     params = {name: param.get_value() for name, param in _named(state)}
     tensors = tables_of(model.config).tensors_of(model.config, params)
     in_bits = quantized_tensors(tensors, params)
-    plain = (x.dtype for x in params.values() if not is_quantized(x))
-    dtype = dtype or next(plain)
+    dtype = dtype or _widest(params)
     config = tables_of(model.config).config_to_hf(model.config) | {"torch_dtype": dtype.name}
     if in_bits:
         config["quantization_config"] = quantization_config(in_bits, tensors, params)
@@ -283,9 +302,15 @@ def save_pretrained(
             path.unlink()
 
 
+def _widest(params: Mapping[str, Any]) -> np.dtype:
+    """The type that holds the numbers of all parameters but those that are always float32."""
+    floating = {name: x.dtype for name, x in params.items() if not is_quantized(x)}
+    return jnp.result_type(*(d for name, d in floating.items() if not name.endswith(IN_FLOAT32)))
+
+
 def dtype_of(part: str, dtype: np.dtype) -> np.dtype:
-    """The dtype of a parameter in a model of ``dtype``: a router's bias needs float32."""
-    return np.dtype("float32") if part.endswith(".router.bias") else dtype
+    """The dtype of a parameter in a model of ``dtype``."""
+    return np.dtype("float32") if part.endswith(IN_FLOAT32) else dtype
 
 
 def _named(state: nnx.State) -> Iterator[tuple[str, nnx.Variable]]:

@@ -196,8 +196,10 @@ def load(
     Args:
       name_or_folder: ``"embedded"`` or ``"embedded-draft"`` (the pair inside this package), a
         folder, or a name on the Hugging Face hub.
-      dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``; default: float32 on CPU, elsewhere
-        that of the checkpoint.
+      dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, in which the model computes; default:
+        float32 on CPU, elsewhere that of the checkpoint. Where the CPU kernels compute in float32,
+        matrices that the files hold in bfloat16 stay so in memory: the numbers are the same, and
+        half of the bytes are read (``quantize="float"`` widens them, as to train them).
       revision: branch, tag or commit on the hub.
       tokenizer: another folder's tokenizer, a tokenizer object, or False for none.
       quantize: ``"int8"`` or ``"int4"`` hold the weights in eight or four bits,

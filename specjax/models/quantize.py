@@ -261,7 +261,8 @@ def _in_four(weight, groups):
 def take(table, index: jax.Array, dtype) -> jax.Array:
     """Rows ``index [n]`` of an embedding ``[V, H]``, quantized or not: ``[n, H]`` in ``dtype``."""
     if not is_quantized(table):
-        return _rows_of_bits(table, index) if table.dtype == jnp.bfloat16 else table[index]
+        found = _rows_of_bits(table, index) if table.dtype == jnp.bfloat16 else table[index]
+        return found.astype(dtype)
 
     def picked(array):
         bits, numbers = sliceable(array)
@@ -273,7 +274,9 @@ def take(table, index: jax.Array, dtype) -> jax.Array:
 @jax.custom_jvp
 def _rows_of_bits(table: jax.Array, index: jax.Array) -> jax.Array:
     """``table[index]`` of bfloat16. XLA's CPU backend would take these rows from a float32 copy of
-    the whole table; it takes bits as they are."""
+    the whole table; it takes bits as they are, and copies the table as bits unless a barrier keeps
+    that from being moved out of a loop."""
+    table, index = jax.lax.optimization_barrier((table, index))
     bits = jax.lax.bitcast_convert_type(table, jnp.uint16)
     return jax.lax.bitcast_convert_type(bits[index], table.dtype)
 
@@ -291,7 +294,7 @@ def shape(weight) -> tuple[int, ...]:
 
 def floats(weight, dtype) -> jax.Array:
     """The weight in ``dtype``; a quantized one as the numbers for which it stands."""
-    return quantized.widen(weight, dtype) if is_quantized(weight) else weight
+    return quantized.widen(weight, dtype) if is_quantized(weight) else weight.astype(dtype)
 
 
 def rows(weight, index: jax.Array):

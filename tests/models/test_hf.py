@@ -13,7 +13,9 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from specjax import kernels
+from specjax.kernels.cpu.backend import CpuBackend
 from specjax.kernels.xla import XlaBackend
+from specjax.kernels.xla_cpu import XlaCpuBackend
 from specjax.models import DecoderConfig, load_config, load_weights, save_pretrained
 from specjax.models.causal_lm import graph_definition
 
@@ -96,12 +98,36 @@ def test_an_interrupted_save_leaves_the_old_checkpoint_whole(small, tmp_path, mo
 
 def test_weights_are_float32_on_cpu_and_what_was_asked_elsewhere(llama, monkeypatch):
     dtypes = lambda params: {x.dtype.name for x in jax.tree.leaves(params)}  # noqa: E731
+    monkeypatch.setattr(kernels, "current", lambda mesh=None: XlaCpuBackend())
     assert dtypes(read(llama)) == {"float32"}  # stored in bfloat16
     for name in ("bfloat16", "float16", "float32"):
         assert dtypes(read(llama, name)) == {name}
     assert dtypes(read(llama, jnp.bfloat16)) == {"bfloat16"}
     monkeypatch.setattr(kernels, "current", lambda mesh=None: XlaBackend())
     assert dtypes(read(llama)) == {"bfloat16"}
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float32"])
+def test_matrices_in_bfloat16_are_computed_in_float32_from_half_of_the_bytes(
+    tmp_path, monkeypatch, stored
+):
+    monkeypatch.setattr(kernels, "current", lambda mesh=None: CpuBackend())
+    save_pretrained(random_model(SMALL), tmp_path / "first", dtype=stored)
+    params, config = read(tmp_path / "first"), load_config(tmp_path / "first")
+    kinds = {(x.ndim, str(x.dtype)) for x in jax.tree.leaves(params)}
+    assert kinds == {(1, "float32"), (2, stored)}
+    floats = load_weights(tmp_path / "first", config, quantize="float")  # as training wants them
+    assert {x.dtype for x in jax.tree.leaves(floats)} == {jnp.dtype("float32")}
+    assert_same(jax.tree.map(lambda x: x.astype(jnp.float32), params), floats)
+    # what has numbers of both types is written in the wider one
+    norm = jnp.full_like(params["norm"]["weight"].get_value(), 1 + 2**-12)
+    params["norm"]["weight"] = params["norm"]["weight"].replace(norm)
+    save_pretrained(nnx.merge(graph_definition(config), params), tmp_path / "second")
+    held = load_file(tmp_path / "second" / WEIGHTS)
+    assert {x.dtype.name for x in held.values()} == {"float32"}
+    np.testing.assert_array_equal(held["model.norm.weight"], norm)
+    monkeypatch.setattr(kernels, "current", lambda mesh=None: XlaCpuBackend())
+    assert_same(read(tmp_path / "first"), floats)
 
 
 @pytest.mark.parametrize("dtype", ["float8", "int8", jnp.int32, 16, "fp32"])

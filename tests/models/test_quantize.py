@@ -136,6 +136,20 @@ def test_rows_of_an_embedding_are_those_of_the_dequantized_table(scheme):
     assert q.take(held, index, jnp.bfloat16).dtype == jnp.bfloat16
 
 
+def test_a_loop_that_takes_rows_of_an_embedding_in_bfloat16_copies_no_table():
+    table = jnp.ones((4096, 64), jnp.bfloat16)
+
+    def run(table, index, take):
+        step = lambda i, index: (index + take(table, index)[:, 0].astype(jnp.int32)) % 4096  # noqa: E731
+        return jax.lax.fori_loop(0, 9, step, index)
+
+    index = jnp.arange(3, dtype=jnp.int32)
+    for take in (lambda t, i: q.take(t, i, jnp.float32), lambda t, i: q.take(t, i, jnp.bfloat16)):
+        compiled = jax.jit(run, static_argnums=2).lower(table, index, take).compile()
+        assert compiled.memory_analysis().temp_size_in_bytes < table.nbytes / 8
+        assert compiled(table, index).tolist() == [9, 10, 11]
+
+
 # wide enough for its weights to outweigh all else that a round needs
 WIDE = dataclasses.replace(
     SMALL,

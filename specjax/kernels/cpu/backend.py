@@ -81,6 +81,11 @@ class CpuBackend(XlaCpuBackend):
     def argmax(self, x):
         return calls.argmax(x) if x.dtype == jnp.float32 else super().argmax(x)
 
+    def matrix_dtype(self, stored, dtype):
+        """What a checkpoint holds in bfloat16 stays so: half of the bytes are read, and the
+        products are those of the same numbers in float32."""
+        return stored if (stored, dtype) == (_BFLOAT16, _FLOAT32) else dtype
+
     def store(self, params):
         """Weights of products in bfloat16 where that holds the same numbers: half of the bytes."""
         return cast_exact_bf16(params)
