@@ -67,6 +67,10 @@ SHAPES = {
         rope_theta=500_000.0,
     ),
 }
+# the first layer, which drafts, sees a window alone: what lies further back is the later layers'
+SHAPES["100m-local"] = dataclasses.replace(
+    SHAPES["100m"], window=508, local_layers=(True,) + (False,) * 11
+)
 EARLY = 1  # layers of the drafter
 SHARPNESS = 3.0  # of queries and keys: attention must pick, or all contexts average to one
 ROWS, PROMPT, NEW = 8, 16, 96  # text on which the agreement is measured: 768 positions
@@ -139,7 +143,8 @@ def pair(
       agreement: the requested agreement, in [0.05, 1].
       dtype: of the weights.
       seed: of the weights.
-      cache: the folder for checkpoints; None: nothing is written or read.
+      cache: the folder for checkpoints; None: nothing is written or read, nor of a shape with
+        local layers, which the checkpoint of a Llama does not express.
 
     Raises:
       ValueError: the shape is unknown, or the agreement is out of range.
@@ -148,7 +153,7 @@ def pair(
         raise ValueError(f"pair={name!r} is unknown; known: {', '.join(SHAPES)}")
     if not 0.05 <= agreement <= 1:
         raise ValueError(f"agreement={agreement}: it must lie in [0.05, 1]")
-    if cache is None:
+    if cache is None or SHAPES[name].local_layers:
         return _make(name, agreement, dtype, seed)
     recipe = repr((VERSION, SHAPES[name], EARLY, SHARPNESS, ROWS, PROMPT, NEW, STEPS, TOLERANCE))
     mark = hashlib.sha256(recipe.encode()).hexdigest()[:8]
@@ -244,7 +249,8 @@ def _times(weights: nnx.State, factor: Callable[[str], float]) -> nnx.State:
 
 def _lms(name: str, config: DecoderConfig, weights: nnx.State) -> tuple[LM, LM]:
     """Returns the target, and the drafter that shares its arrays."""
-    short = dataclasses.replace(config, num_layers=EARLY)
+    local = config.local_layers and config.local_layers[:EARLY]
+    short = dataclasses.replace(config, num_layers=EARLY, local_layers=local)
     early = [
         (path, param)
         for path, param in nnx.to_flat_state(weights)

@@ -222,7 +222,9 @@ def small_caches(
     """Small caches for drafting: acceptance by budget on real text, cost and speed at 32k.
 
     Windows, retrieved chunks and SnapKV of the embedded draft model and of the target itself; a
-    pair of 100M weights after long contexts, which are made up, see ``jobs.made_up``.
+    pair of 100M weights after long contexts, which are made up, see ``jobs.made_up``; and one
+    whose first layer, the drafter, sees a window alone, so that its drafts are good for what the
+    window shows while the target's other layers need the whole context.
     """
     of = dict(pair=pair, agreement=agreement, num_draft=3, repetitions=repetitions)
     window, chunks = "window=508,sinks=4", "window=60,sinks=4,budget=448"
@@ -232,6 +234,13 @@ def small_caches(
             {"kind": "long rounds", **of, "drafters": cost[:1] if b > 1 else cost[:3]}
             # rows of a batch end in different rounds: a longer text weighs that less
             | {"context": contexts[-1], "batch": b, "new": 48 if b > 1 else 32}
+            for b in batches
+        ),
+        *(
+            {"kind": "long rounds", **of, "pair": local, "drafters": ["draft"]}
+            | {"context": contexts[-1], "batch": b, "new": 48 if b > 1 else 32}
+            for local in [f"{pair}-local"]
+            if local in SHAPES
             for b in batches
         ),
         {"kind": "drafting cost", **of, "drafters": cost, "contexts": list(contexts)},

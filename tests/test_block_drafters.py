@@ -84,7 +84,8 @@ def test_logits_are_those_of_a_slow_drafter_without_a_cache_and_its_broken_twins
     params = {"target": lm.params, "drafter": weights_of(drafter)}
     found, lengths, features = read(lm, drafter, params, tokens)
     table, head = (
-        np.asarray(x) for x in (lm.params["embedding"][...], lm.params["lm_head"]["weight"][...])
+        np.asarray(x[...], np.float32)
+        for x in (lm.params["embedding"], lm.params["lm_head"]["weight"])
     )
     w = jax.tree.map(np.asarray, params["drafter"])
 

@@ -84,7 +84,8 @@ def test_logits_are_those_of_a_slow_head_and_its_broken_twins_differ(lm, name):
     state, context, features = begun(lm, drafter, params, tokens)
     lengths, given = np.asarray(context.length), []
     table, head = (
-        np.asarray(x) for x in (lm.params["embedding"][...], lm.params["lm_head"]["weight"][...])
+        np.asarray(x[...], np.float32)
+        for x in (lm.params["embedding"], lm.params["lm_head"]["weight"])
     )
     w = jax.tree.map(np.asarray, params["drafter"])
     for row in range(BATCH):

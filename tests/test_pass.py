@@ -101,7 +101,7 @@ def error(lm, kind, vectors, read=None):
 
 def leading(lm):
     """Vectors with which something is accepted: embeddings of tokens that the target says."""
-    table = np.asarray(lm.params["embedding"][...])
+    table = np.asarray(lm.params["embedding"][...], np.float32)
     best = 0, None
     for seed in range(12):
         picked = table[np.random.default_rng(seed).integers(0, 72, 2)] * 1.5

@@ -159,7 +159,8 @@ def twins(lm, drafter):
     state, context, features = begun(lm, drafter, params, tokens)
     lengths, w = np.asarray(context.length), jax.tree.map(np.asarray, params["drafter"])
     table, head = (
-        np.asarray(x) for x in (lm.params["embedding"][...], lm.params["lm_head"]["weight"][...])
+        np.asarray(x[...], np.float32)
+        for x in (lm.params["embedding"], lm.params["lm_head"]["weight"])
     )
 
     def slow(row, shown):

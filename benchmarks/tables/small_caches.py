@@ -56,7 +56,9 @@ def long_rounds(rows) -> str:
         "to nothing of what the target says: their τ is that of a useless drafter. What trained "
         "models accept is in *Acceptance by what is seen*; the time of a round does not depend on "
         "the weights. *At τ of the first* is computed: the ratio that the time of the round gives "
-        "with the τ of the first drafter of the row."
+        "with the τ of the first drafter of the row. The drafter of a pair `local` is its first "
+        "layer, which sees a window of 508 tokens in the target as well; the target's other layers "
+        "attend to the whole context."
     )
     ways = [
         (row, way | figures | {"first": figures["ways"][0]["tau"]})
@@ -68,6 +70,7 @@ def long_rounds(rows) -> str:
             "drafter, tokens a round": lambda r, f: (
                 f"{f['drafter']}, {r['num_draft']}" if "num_draft" in r else f["drafter"]
             ),
+            "pair": lambda r, f: r["pair"],
             "batch": lambda r, f: r.get("batch", 1),
             "context": lambda r, f: f"{r['context']:,}",
             "τ": lambda r, f: f"{f['tau']:.2f}",
