@@ -31,6 +31,7 @@ from specjax.drafters import (
     SelfDraft,
     Suffix,
     Synthetic,
+    Union,
     context_index,
 )
 from specjax.drafters.confidence_stop import ConfidenceStop, CumulativeStop
@@ -299,6 +300,13 @@ def test_what_cannot_be_a_level_is_refused_before_anything_is_compiled():
         Cascade(DraftModel(3, model=MODEL, sibling_sampling="distinct"), COPIES)
     with pytest.raises(ValueError, match=f"has {VOCAB - 2} tokens.*{VOCAB}; all levels"):
         Cascade(outer, DraftModel(2, model=small))
+    mixed = Union(drafters=(DraftModel(2, model=MODEL), DraftModel(2, model=small)))
+    differ = f"'draft' has {VOCAB} tokens and that of its part 'draft' {VOCAB - 2}; all parts"
+    for inner in (mixed, Synthetic(4, 0.5, mixed), Union(drafters=(COPIES, mixed))):
+        with pytest.raises(ValueError, match=differ):
+            Cascade(outer, inner)
+    with pytest.raises(ValueError, match=differ):
+        begun(mixed, (PARAMS, PARAMS))
     with pytest.raises(ValueError, match="drafts nothing"):
         Cascade(outer, Plain())
     with pytest.raises(ValueError, match="wrap the cascade in Adaptive"):

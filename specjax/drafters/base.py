@@ -44,7 +44,21 @@ class CombinedDrafter(ChainDrafter):
 
     @property
     def vocab_size(self) -> int | None:
-        return next((part.vocab_size for part in self.parts if part.vocab_size is not None), None)
+        """The size of the vocabulary that all parts share; None: any.
+
+        Raises:
+          ValueError: two parts have vocabularies of different sizes.
+        """
+        sized = [part for part in self.parts if part.vocab_size is not None]
+        for part in sized[1:]:
+            if part.vocab_size != sized[0].vocab_size:
+                raise ValueError(
+                    f"{type(self).__name__}: the vocabulary of its part {sized[0].name!r} has "
+                    f"{sized[0].vocab_size} tokens and that of its part {part.name!r} "
+                    f"{part.vocab_size}; all parts draft for one target, so give parts with the "
+                    "vocabulary of the target"
+                )
+        return sized[0].vocab_size if sized else None
 
     @property
     def num_passengers(self) -> int:
