@@ -213,7 +213,14 @@ def test_the_words_of_a_choice_are_those_of_self():
         ("draft:budget=16", "write 'draft:window=512,budget=16'"),
         ("draft:window=16,chunk=4", "write 'draft:window=16,chunk=4,budget=512'"),
         ("draft:window=16,budget=32,observe=4,every=2", "observe choose tokens once"),
-        ("draft:window=16,budget=100000", "would hold all of it"),
+        (
+            "draft:window=16,budget=100000",
+            "budget=100000: the context .* is 1024 .*at most 1000, a multiple of chunk=8",
+        ),
+        ("draft:window=16,budget=1004,observe=8", "budget=1004: .* budget of at most 1003$"),
+        ("self:window=16,budget=100000", "budget=100000: .* budget of at most 1000, a multiple"),
+        ("cascade:self:window=16,budget=1004,pool=5:ngram", "budget=1004: .*at most 1003$"),
+        ("draft:window=1020,budget=8", "no room for one: give a smaller window"),
         ("draft:window=3,budget=16", "window of 3 tokens is smaller than the draft"),
         ("draft:window=16,bugdet=16", "did you mean 'budget'"),
         ("ngram:window=16,budget=16", "no setting of 'ngram'"),
@@ -237,6 +244,8 @@ def test_choices_that_cannot_be_are_refused_before_anything_is_compiled():
         drafter(window=None)
     with pytest.raises(ValueError, match="holds every token"):
         drafter(model=SMALL)
+    with pytest.raises(ValueError, match="budget=512: the context of the model is 512"):
+        drafter(chunks=SnapKV(budget=512))
     local = CausalLM(dataclasses.replace(CONFIG, window=6, local_layers=(True, False)))
     assert drafter(model=local).part.choosing_layers == (1,)
     with pytest.raises(ValueError, match="taken back"):

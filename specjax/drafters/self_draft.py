@@ -104,6 +104,8 @@ class SelfDraft(OuterLevel):
             raise ValueError(
                 f"SelfDraft(sinks={self.sinks}): sinks are seen beside a window; give window= too"
             )
+        if self.chunks is not None and self.window is not None:
+            self.chunks.check_budget(self.target.max_positions, self.window, self.sinks)
         part = self.part  # refuses what the target does not have
         self._check_window(self.window)
         if self.chunks is None:

@@ -109,6 +109,7 @@ class SparseDraftModel(DraftModel):
                 "values of its own; give a model without a window of its own cache and without "
                 "latent attention"
             )
+        self.chunks.check_budget(self.model.max_positions, self.window, self.sinks)
         _ = self.part  # refuses what the model cannot have
         self._check_window(self.window)
 

@@ -34,10 +34,31 @@ class ChosenEntries(abc.ABC):
 
     budget: int
     every: int
+    chunk = 1  # tokens that are chosen together, of which the budget is a multiple
 
     @property
     @abc.abstractmethod
     def num_queries(self) -> int: ...
+
+    def check_budget(self, context: int | None, window: int, sinks: int) -> None:
+        """Raises ValueError for a budget that, with the sinks and the window, would hold a context.
+
+        Args:
+          context: the length of the model's context in tokens; None: any.
+          window, sinks: of the small cache in which the chosen tokens stand too.
+        """
+        if context is None or window + sinks + self.budget < context:
+            return
+        most = (context - 1 - window - sinks) // self.chunk * self.chunk
+        wanted = f"give a budget of at most {most}"
+        if self.chunk > 1:
+            wanted += f", a multiple of chunk={self.chunk}"
+        if most < 1:
+            wanted = "sinks and window leave no room for one: give a smaller window or fewer sinks"
+        raise ValueError(
+            f"budget={self.budget}: the context of the model is {context} tokens, and the budget, "
+            f"window={window} and sinks={sinks} would hold all of it; {wanted}"
+        )
 
     @abc.abstractmethod
     def choose(
