@@ -360,3 +360,12 @@ def test_groups_that_overlap_are_refused_before_anything_is_compiled():
         on_groups(PEARL(2, model=MODEL), groups, 1)
     with pytest.raises(ValueError, match="draft_devices=.*at least one"):
         on_groups(PEARL(2, model=MODEL), groups | {"draft_devices": []}, 1)
+    with pytest.raises(ValueError, match="target_devices=.*give a list of devices"):
+        on_groups(PEARL(2, model=MODEL), groups | {"target_devices": device}, 1)
+
+
+def test_groups_over_several_processes_are_refused_before_anything_is_compiled(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    groups = dict(target_devices=jax.devices()[:1], draft_devices=jax.devices()[:1])
+    with pytest.raises(ValueError, match="here are 2: .*use specjax.decode.mesh="):
+        on_groups(PEARL(2, model=MODEL), groups, 1)

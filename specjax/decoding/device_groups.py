@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -148,8 +148,8 @@ def decode_on_groups(
       ``Decoded``, on the target's devices.
 
     Raises:
-      ValueError: before anything is compiled: a group is empty, or the groups share devices; the
-        drafter does not draft ahead; a logits processor, ``logprobs`` or ``inputs`` are asked for;
+      ValueError: before anything is compiled: there are several processes; a group is no list of
+        devices, or empty, or the groups share devices; the drafter does not draft ahead; a logits processor, ``logprobs`` or ``inputs`` are asked for;
         and what ``decode`` refuses.
 
     Example::
@@ -224,10 +224,11 @@ def _as_mesh(name: str, devices: Devices) -> Mesh:
     if isinstance(devices, Mesh):
         sharding.check_axes(devices)
         return devices
-    group = list(devices)
+    group = list(devices) if isinstance(devices, Iterable) else []
     if not group or not all(isinstance(device, jax.Device) for device in group):
         raise ValueError(
-            f"{name}={devices!r}: give devices, such as jax.devices()[:1], at least one"
+            f"{name}={devices!r}: give a list of devices, at least one, such as "
+            "jax.devices()[:1], or a mesh"
         )
     grid = np.asarray(group).reshape(1, -1)
     return Mesh(grid, (sharding.DATA, sharding.MODEL), axis_types=(AxisType.Auto,) * 2)
@@ -235,6 +236,12 @@ def _as_mesh(name: str, devices: Devices) -> Mesh:
 
 def _check(drafter: Drafter, there: Mesh, here: Mesh, options: GroupOptions) -> None:
     """Raises ``ValueError`` for what two groups cannot do."""
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"target_devices and draft_devices belong to one process, here are "
+            f"{jax.process_count()}: each round is handed over within a process; decode on groups "
+            "in one process, or use specjax.decode(mesh=...), which the processes can share"
+        )
     shared = sorted({*map(str, there.devices.flat)} & {*map(str, here.devices.flat)})
     if shared:
         raise ValueError(
