@@ -299,11 +299,18 @@ class DraftAhead(DraftModel, AheadDrafter):
 
     def sync(self, params, target_params, state, context, *, before="prompt"):
         model = super().sync(params, target_params, state.model, context, before=before)
-        return dataclasses.replace(state, model=model)
+        ready = state.ready
+        if before == "prompt":  # what is ready follows another text
+            ready = _none(ready)
+        return dataclasses.replace(state, model=model, ready=ready)
 
     def rewind(self, state, length):
-        nothing = dataclasses.replace(state.ready, count=jnp.zeros_like(state.ready.count))
-        return AheadState(model=super().rewind(state.model, length), ready=nothing)
+        return AheadState(model=super().rewind(state.model, length), ready=_none(state.ready))
+
+
+def _none(ready: Ready) -> Ready:
+    """Where nothing is ready any more."""
+    return dataclasses.replace(ready, count=jnp.zeros_like(ready.count))
 
 
 def say(context: Context, grown: Draft, nodes, logits, depth, uniform):
