@@ -242,6 +242,18 @@ def folders(tmp_path_factory):
     return {name: str(root / name) for name in ("target", "draft")}
 
 
+@pytest.mark.parametrize("before", ["", "ngram+", "cascade:self:window=9:"])
+@pytest.mark.parametrize("method", METHODS)
+def test_an_outer_level_with_other_tokens_is_refused_before_anything_is_loaded(method, before):
+    lm = specjax.LM.of(MODEL, PARAMS)
+    for settings in ("", ":window=8"):
+        name = f"{before}cascade:{method}:owner/name{settings}:ngram"
+        with pytest.raises(ValueError, match=f"{method}:owner/name.*must share one vocabulary; gi"):
+            drafter_names.named(lm, name)
+    with pytest.raises(ValueError, match="write 'cascade:OUTER:INNER'"):
+        drafter_names.named(lm, f"{before}cascade:{method}:owner/name")
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_folder_is_named_after_the_method_and_drafts_losslessly(method, folders):
     lm, name = specjax.load(folders["target"]), f"{method}:{folders['draft']}"
@@ -258,6 +270,11 @@ def test_another_tokenizer_is_refused_with_the_ways_across_and_what_the_two_shar
     wanted = r"give drafter='tli:.*draft' or 'slem:.*draft'.*share 261 tokens, 97% of the target's"
     with pytest.raises(ValueError, match=wanted):
         specjax.generate(lm, "def", drafter=folders["draft"])
+    alone = "by token id: take a drafter of the target's own family"
+    for levels in ("{draft}:ngram", "{draft}:window=8,budget=8:ngram", "{target}:ngram+{draft}"):
+        with pytest.raises(ValueError, match=alone) as refused:  # and tli cannot be a level
+            specjax.generate(lm, "def", drafter="cascade:" + levels.format(**folders))
+        assert "tli" not in str(refused.value)
     with pytest.raises(ValueError, match=wanted):
         specjax.plan(lm, ["def"], drafters=[folders["draft"]])
 

@@ -12,6 +12,10 @@ from .outer_level import OuterLevel
 from .self_draft import SelfDraft
 from .translation import TranslatedDraftModel
 
+OTHER_TOKENS = (
+    "its model has other tokens than the target, and all levels must share one vocabulary"
+)
+
 
 class TwoLevels(Drafter):
     """A drafter, ``inner``, that drafts for the model of another one, ``outer``: a ``Cascade``."""
@@ -53,10 +57,7 @@ def check_outer(outer) -> None:
         )
     kind = "SelfDraft" if isinstance(outer, SelfDraft) else "DraftModel"
     if isinstance(outer, TranslatedDraftModel):
-        raise ValueError(
-            f"Cascade(outer={outer.name}): its model has other tokens than the target, and all "
-            "levels must share one vocabulary; give a DraftModel"
-        )
+        raise ValueError(f"Cascade(outer={outer.name}): {OTHER_TOKENS}; give a DraftModel")
     if type(outer).draft_step not in (DraftModel.draft_step, SelfDraft.draft_step):
         raise ValueError(
             f"Cascade(outer={outer.name}): a {type(outer).__name__} drafts in a way of its own, "

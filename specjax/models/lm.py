@@ -24,7 +24,7 @@ from .quantize import FLOAT, Quantization, supported
 from .seq2seq.config import EncoderDecoderConfig
 from .seq2seq.target import Seq2SeqLM
 from .tokenizer import Tokenizer, load_tokenizer, wrap_tokenizer
-from .vocabularies import way_out
+from .vocabularies import OtherTokenizer, way_out
 
 _COMPUTED_AS = {"embedded": FLOAT}  # its file has eight bits, which are floats where it is computed
 _SHARED_TOKENIZER = {"embedded-draft": "embedded"}  # the pair has one; it lies with the target
@@ -352,12 +352,13 @@ def check_same_tokenizer(target: LM, draft: LM) -> None:
     if differing:
         across = way_out(target.tokenizer, draft.tokenizer, draft.name)
         shown = "; ".join(f"id {i}: {ours.get(i)!r} / {theirs.get(i)!r}" for i in differing[:4])
-        raise ValueError(
+        raise OtherTokenizer(
             f"the drafter {draft.name} has another tokenizer than the target {target.name}: "
             f"{len(differing)} token ids differ (target / drafter: {shown}); the target has "
             f"{len(ours)} tokens in {sizes[0]} rows, the drafter {len(theirs)} in {sizes[1]}. "
             f"Drafts are compared by token id: {across}take a drafter of the target's own family, "
-            "or train one with the target's tokenizer"
+            "or train one with the target's tokenizer",
+            across,
         )
 
 

@@ -194,6 +194,24 @@ def mean_length(lists: Mapping[int, Sequence]) -> float:
     return total / sum(weights.values()) if weights else 1.0
 
 
+class OtherTokenizer(ValueError):
+    """A draft model has another tokenizer than the target.
+
+    Args:
+      message: the whole message.
+      across: the part of it that names ways across vocabularies; empty: there are none.
+    """
+
+    def __init__(self, message: str, across: str):
+        super().__init__(message)
+        self.across = across
+
+    def without_ways_across(self) -> OtherTokenizer:
+        """The same error where neither ``tli`` nor ``slem`` can be used, and neither is named."""
+        message = str(self)
+        return OtherTokenizer(message.replace(self.across, "") if self.across else message, "")
+
+
 def way_out(target: Tokenizer, draft: Tokenizer, name: str) -> str:
     """How the model ``name``, whose tokens are ``draft``'s, can draft for a target: the middle of
     an error, which states how many tokens they share; empty where it cannot."""

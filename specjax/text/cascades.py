@@ -12,11 +12,13 @@ from collections.abc import Callable
 from .. import trees
 from ..checkpoints import HeadLM
 from ..drafters import Cascade, DraftModel
+from ..drafters.cascade_levels import OTHER_TOKENS
 from ..drafters.self_draft import SelfDraft
 from ..drafters.sparse_draft import SparseDraftModel
 from ..models.lm import LM, as_drafter
+from ..models.vocabularies import OtherTokenizer
 from ..types import Drafter, PyTree
-from . import own_layers
+from . import other_vocabulary, own_layers
 
 NAME = "cascade"
 NUM_DRAFT = 6  # tokens of the outer model; more than a draft model alone, since they cost less
@@ -30,13 +32,19 @@ def is_cascade(name: str) -> bool:
 
 
 def check_levels(name: str) -> None:
-    """Raises ``ValueError`` for the name of a cascade that does not say both levels."""
+    """Raises ``ValueError`` for the name of a cascade that does not say both levels, or whose outer
+    one has other tokens."""
     _, outer, inner = _levels(name)
     if not outer or not inner:
         raise ValueError(
             f"drafter={name!r} does not say which drafters: write 'cascade:OUTER:INNER', where "
             "OUTER is 'draft', the folder or hub name of a draft model, or 'self:window=512', and "
             "INNER drafts for it: a table such as 'ngram', a smaller draft model, or a cascade"
+        )
+    if other_vocabulary.method_of(outer):
+        raise ValueError(
+            f"drafter={name!r}: {outer!r} cannot be the outer level: {OTHER_TOKENS}; give a draft "
+            f"model with the target's tokenizer, or {outer!r} without a cascade"
         )
 
 
@@ -57,9 +65,17 @@ def named_cascade(
 
     Raises:
       ValueError: a level is missing, the outer one is neither a draft model nor the target over a
-        window, or the inner one cannot draft for it.
+        window, or the inner one cannot draft for it; a level has another tokenizer.
     """
     check_levels(name)
+    try:
+        return _of_levels(lm, name, find, resolve)
+    except OtherTokenizer as error:
+        raise error.without_ways_across() from None
+
+
+def _of_levels(lm: LM, name: str, find, resolve) -> HeadLM:
+    """See ``named_cascade``."""
     _, first, rest = _levels(name)
     model = find(first)
     if isinstance(model, SelfDraft):
@@ -92,7 +108,7 @@ def named_cascade(
 def _levels(name: str) -> tuple[str, str, str]:
     """Returns ``cascade``, the outer name with its settings, and the inner name."""
     own, *words = name.split(":")
-    num = 1
+    num = 2 if words[0] in other_vocabulary.METHODS else 1
     while num < len(words) and words[num].partition("=")[0].isidentifier() and "=" in words[num]:
         num += 1
     return own, ":".join(words[:num]), ":".join(words[num:])

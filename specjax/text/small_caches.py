@@ -19,6 +19,7 @@ from ..models.lm import LM, as_drafter
 from ..models.small_cache import low_bit_cache, windowed
 from ..models.snap_kv import SnapKV
 from ..models.top_chunks import TopChunks
+from ..models.vocabularies import OtherTokenizer
 
 WINDOW = {"window": int, "sinks": int}
 CHUNKS = {"chunk": int, "every": int}
@@ -119,6 +120,8 @@ def with_small_cache(lm: LM, name: str, found: object, num_draft: int) -> LM | H
         if "chunks" not in settings:
             return found
         drafter = SparseDraftModel(num_draft, model=as_drafter(lm, found), **settings)
+    except OtherTokenizer as error:
+        raise OtherTokenizer(f"drafter={name!r}: {error}", error.across) from None
     except (TypeError, ValueError) as error:
         raise ValueError(f"drafter={name!r}: {error}") from None
     told = f"{found.fingerprint}:{text}"
