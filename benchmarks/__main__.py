@@ -41,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
             cache=args.cache or _cache(),
             rehearse=args.rehearse,
             fresh=args.fresh,
+            only=args.only,
         )
     except ValueError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
@@ -61,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache", type=Path, help="folder of the model pairs that the suites make")
     parser.add_argument(
         "--fresh", action="store_true", help="measure all rows anew; the earlier rows are set aside"
+    )
+    parser.add_argument(
+        "--only", metavar="KIND", help="measure the rows of a kind anew and keep the others"
     )
     parser.add_argument(
         "--rehearse", action="store_true", help="the suite gpu or cpu-peers in miniature"

@@ -40,6 +40,7 @@ def run_suite(
     cache: Path,
     rehearse: bool = False,
     fresh: bool = False,
+    only: str | None = None,
 ) -> int:
     """Measures the rows that are not measured yet; writes table and plots, also when interrupted.
 
@@ -51,6 +52,7 @@ def run_suite(
       rehearse: runs a suite of ``REHEARSED`` in miniature; the gpu suite in float32, since CPUs are
         slow in bfloat16.
       fresh: measures all rows anew; the earlier rows are set aside.
+      only: measures the rows of this kind anew and keeps all others, with their header.
 
     Returns:
       0, or 1 if a row failed. A row whose peer is not installed is skipped, which is no failure.
@@ -78,7 +80,14 @@ def run_suite(
         on_device=name == "gpu",
     )
     header = {"suite": name, "options": options, "rehearsal": rehearse, **where()}
-    kept = Kept(folder, header, fresh)
+    if only and only not in {row["kind"] for row in wanted}:
+        raise ValueError(
+            f"--only {only}: the suite {name} has {', '.join({row['kind']: 0 for row in wanted})}"
+        )
+    kept = Kept(folder, header, fresh, only)
+    if only:
+        others = [line["row"] for line in kept.lines]
+        wanted = [*others, *(row for row in wanted if row["kind"] == only)]
     todo = [row for row in wanted if row not in kept.finished]
     console = Console(stderr=True)
     if len(todo) < len(wanted):
@@ -106,13 +115,16 @@ def run_suite(
 class Kept:
     """The measured rows of a folder: one JSON line each, after a first line with their origin."""
 
-    def __init__(self, folder: Path, header: dict, fresh: bool):
+    def __init__(self, folder: Path, header: dict, fresh: bool, only: str | None = None):
         folder.mkdir(parents=True, exist_ok=True)
         self.file, self.header, self.lines = folder / KEPT, header, []
         if self.file.exists():
             found = _read(self.file)
             same = found and _identity(found[0]) == _identity(header)
-            if same and not fresh:
+            if found and only:
+                self.header = found[0]
+                self.lines = [line for line in found[1:] if line["row"]["kind"] != only]
+            elif same and not fresh:
                 self.header, self.lines = found[0], found[1:]
             else:
                 os.replace(self.file, _unused(folder))

@@ -1,8 +1,8 @@
 """Drafting over small caches: acceptance by budget, cost and speed in long contexts.
 
 A drafter sees ``entries`` tokens of the text: its first 8, and as ``window`` the last ones alone
-(StreamingLLM, MagicDec), as ``chunks`` the last 8 and chunks that are retrieved (TriForce), as
-``snapkv`` the last 8 and what the end of the prompt looked at (MagicDec).
+(StreamingLLM, MagicDec), as ``chunks`` the last 64 (of fewer than 128 entries half) and chunks that
+are retrieved (TriForce), as ``snapkv`` these and what the end of the prompt looked at (MagicDec).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import pairs, workloads
 from .figures import interval, spread
 from .jobs import SHORT, made_up, make_job
 
-SINKS, NEAR = 8, 8  # tokens at both ends that retrieval keeps
+SINKS, NEAR = 8, 64  # tokens at both ends that retrieval keeps, NEAR or half of all entries
 ROUNDS = 8  # whose drafts are timed
 CACHES = ("window", "chunks", "snapkv")
 
@@ -36,14 +36,15 @@ def cache_words(cache: str, entries: int) -> str:
     """
     if cache == "window":
         return f"window={entries - SINKS},sinks={SINKS}"
-    budget = entries - SINKS - NEAR
+    near = min(NEAR, entries // 2)
+    budget = entries - SINKS - near
     if cache not in CACHES or budget < 8 or budget % 8:
         raise ValueError(
             f"cache={cache!r}, entries={entries}: known are {', '.join(CACHES)}, with a multiple "
-            "of 8 entries from 24"
+            "of 16 entries from 32 up to 128, and of 8 from there"
         )
     chosen = "observe=32" if cache == "snapkv" else "chunk=8"
-    return f"window={NEAR},sinks={SINKS},budget={budget},{chosen}"
+    return f"window={near},sinks={SINKS},budget={budget},{chosen}"
 
 
 def acceptance_by_budget(
@@ -74,8 +75,10 @@ def acceptance_by_budget(
     Returns:
       ``{"points": [...]}``: the first is the drafter with its whole cache, then one for each cache
       and number of entries; each with ``first`` (the share of rounds whose first drafted token was
-      accepted) and ``tau``, at temperatures ``"0.0"`` and ``"1.0"``.
+      accepted) and ``tau``, at temperatures ``"0.0"`` and ``"1.0"``; and ``commit``.
     """
+    from .runner import commit
+
     del bench
     lm = specjax.load("embedded")
     pieces = long_pieces(lm, prompts, tokens)
@@ -104,7 +107,7 @@ def acceptance_by_budget(
             tau = np.asarray(out.stats.emitted)[rows].sum() / rounds
             point[str(at)] = {"first": float(first), "tau": float(tau)}
         points.append(point)
-    return {"points": points}
+    return {"points": points, "commit": commit()}
 
 
 def long_pieces(lm: specjax.LM, count: int, tokens: int) -> np.ndarray:

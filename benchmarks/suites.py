@@ -213,7 +213,7 @@ def eagle(
 def small_caches(
     pair: str = "100m",
     agreement: float = 0.8,
-    entries: Sequence[int] = (32, 64, 128, 256),
+    entries: Sequence[int] = (64, 128, 256),
     contexts: Sequence[int] = (256, 32_704),
     batches: Sequence[int] = (1, 8),
     prompts: int = 16,

@@ -9,8 +9,11 @@ def budgets(rows) -> str:
     note = (
         "Pieces of 448 tokens of held-out files, unless stated, and what the embedded target "
         "writes after them; half of the rows at each temperature. *First*: the share of rounds "
-        "whose first drafted token was accepted. The whole cache of `self` is the target itself."
+        "whose first drafted token was accepted. The whole cache of `self` is the target itself. "
+        "*Settings*: the last tokens, the first ones, and how many were chosen between them."
     )
+    if commits := sorted({figures["commit"] for _, figures in rows if "commit" in figures}):
+        note += f" Measured at commit {', '.join(commits)}."
     points = [(row, point) for row, figures in rows for point in figures["points"]]
 
     def at(temperature, figure, say):
@@ -21,6 +24,9 @@ def budgets(rows) -> str:
             "drafter": lambda r, f: r["drafter"],
             "cache": lambda r, f: f["cache"],
             "entries": lambda r, f: f["entries"] or "all",
+            "settings": lambda r, f: (
+                f["drafter"].partition(":")[2].replace(",", ", ") if f["entries"] else ""
+            ),
             "first, T = 0": at("0.0", "first", cells.share),
             "τ, T = 0": at("0.0", "tau", "{:.2f}".format),
             "first, T = 1": at("1.0", "first", cells.share),
