@@ -257,8 +257,8 @@ def page(header: dict, rows: list) -> str:
         ),
     }
     return text + (
-        f"\n## Rounds and ratios\n\nCounts are of {header['prompts']} prompts on the embedded target, "
-        "whose texts the grown one writes but for rounding; measured times are of "
+        f"\n## Rounds and ratios\n\nCounts are of {header['prompts']} prompts on the embedded "
+        "target, whose texts the grown one writes but for rounding; measured times are of "
         f"the first {header['timed']} of them. *With a draft*: rounds that verified drafted "
         "tokens, as a share of all (a draft that the end of the budget cuts counts in part); a "
         "round of PEARL after a rejection has none. *Draft hidden*: rounds whose draft was "
