@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from . import quality
 from .tables.decoding import each_way
+from .tables.small_caches import by_drafter
 
 AXES = {"num_draft": "tokens drafted a round", "batch": "batch", "context": "context, tokens"}
 DEFAULTS = {"batch": 1, "context": 64, "temperature": 0.0, "num_draft": 0}
@@ -164,6 +165,7 @@ def _workloads(rows):
 
 def _budgets(rows):
     """Acceptance by what is seen, a panel for each drafter; a line for what sees everything."""
+    rows = by_drafter(rows)
     figure, panels = plt.subplots(1, len(rows), figsize=(4.6 * len(rows), 3.6), squeeze=False)
     for panel, (row, found) in zip(panels[0], rows, strict=True):
         whole, *points = found["points"]

@@ -245,9 +245,10 @@ def small_caches(
         ),
         {"kind": "drafting cost", **of, "drafters": cost, "contexts": list(contexts)},
         *(
-            {"kind": "budgets", "drafter": d, "entries": list(entries), "caches": list(CACHES)}
+            {"kind": "budgets", "drafter": d, "entries": list(entries), "caches": [cache]}
             | {"prompts": prompts}
-            for d in ("draft", "self")
+            for d in ("self", "draft")
+            for cache in CACHES
         ),
     ]
 

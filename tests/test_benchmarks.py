@@ -203,6 +203,20 @@ def test_beginning_anew_sets_the_earlier_rows_aside(counted, monkeypatch, tmp_pa
     assert (tmp_path / "rows.before-1.jsonl").read_text() == before
 
 
+def test_rows_of_one_kind_are_measured_anew_beside_the_others(counted, monkeypatch, tmp_path):
+    other = {"kind": "other"}
+    monkeypatch.setitem(suites.SUITES, "four", lambda pair="tiny": [*FOUR, other])
+    run_four(tmp_path)
+    counted.clear()
+    monkeypatch.setattr(runner, "commit", lambda: "def")
+    run_four(tmp_path, only="other")
+    assert counted == [other]
+    lines = [json.loads(x) for x in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert lines[0]["commit"] == "abc" and [x["row"] for x in lines[1:]] == [*FOUR, other]
+    with pytest.raises(ValueError, match="--only passes: the suite four has bandwidth, other"):
+        run_four(tmp_path, only="passes")
+
+
 def test_a_row_that_fails_costs_no_other_and_is_tried_again(counted, monkeypatch, tmp_path):
     whole = rows.run
 

@@ -5,6 +5,18 @@ from __future__ import annotations
 from . import cells
 
 
+def by_drafter(rows) -> list:
+    """The rows of each drafter as one, whose whole cache is told once."""
+    found: dict[str, tuple[dict, dict]] = {}
+    for row, figures in rows:
+        if row["drafter"] not in found:
+            found[row["drafter"]] = row | {"caches": []}, {"points": figures["points"][:1]}
+        one, points = found[row["drafter"]]
+        one["caches"] += row["caches"]
+        points["points"] += figures["points"][1:]
+    return list(found.values())
+
+
 def budgets(rows) -> str:
     note = (
         "Pieces of 448 tokens of held-out files, unless stated, and what the embedded target "
@@ -14,7 +26,7 @@ def budgets(rows) -> str:
     )
     if commits := sorted({figures["commit"] for _, figures in rows if "commit" in figures}):
         note += f" Measured at commit {', '.join(commits)}."
-    points = [(row, point) for row, figures in rows for point in figures["points"]]
+    points = [(row, point) for row, figures in by_drafter(rows) for point in figures["points"]]
 
     def at(temperature, figure, say):
         return lambda r, f: say(f[temperature][figure])
