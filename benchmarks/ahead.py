@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import os
 import sys
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "ahead"
 KINDS, TARGETS = ("counts", "seconds", "one device"), ("embedded", "grown")
+TEMPERATURES = (0.0, 1.0)
 NUM_DRAFT, FAN_OUT = 3, 3
 COUNTED = ("rounds", "hidden", "emitted", "drafted")
 WIDTH, BUFFER = 128, 256  # tokens, the least, of prompts and of texts
@@ -72,21 +74,18 @@ def task(target: str, name: str, temperature: float, text: str, new: int, seed: 
     return prepare_measured(lm, [text], options, **sizes)
 
 
-def counts(target: str, temperature: float, prompts: int, new: int) -> dict:
-    """For each drafter the rounds, hidden rounds and emitted tokens of each prompt, and τ."""
-    found = {}
-    for name in ("DraftModel", "PEARL", "SSD"):
-        stats = [
-            heldout.run(task(target, name, temperature, text, new, seed))[2].stats
-            for seed, text in enumerate(heldout.prompts(prompts))
-        ]
-        every = {
-            field: np.concatenate([np.asarray(getattr(one, field)) for one in stats])
-            for field in COUNTED
-        }
-        tau = heldout.tau_interval(dataclasses.replace(stats[0], **every))
-        found[name] = {field: values.tolist() for field, values in every.items()} | tau
-    return found
+def counts(name: str, temperature: float, prompts: int, new: int) -> dict:
+    """Counters of each prompt, and τ."""
+    stats = [
+        heldout.run(task("embedded", name, temperature, text, new, seed))[2].stats
+        for seed, text in enumerate(heldout.prompts(prompts))
+    ]
+    every = {
+        field: np.concatenate([np.asarray(getattr(one, field)) for one in stats])
+        for field in COUNTED
+    }
+    tau = heldout.tau_interval(dataclasses.replace(stats[0], **every))
+    return {field: values.tolist() for field, values in every.items()} | tau
 
 
 def seconds(target: str, repetitions: int) -> dict:
@@ -135,7 +134,7 @@ def one_device(target: str, temperature: float, prompts: int, new: int, repetiti
 def measure(row: dict, args) -> dict:
     """The figures of a row."""
     if row["kind"] == "counts":
-        return counts(row["target"], row["temperature"], args.prompts, args.new)
+        return counts(row["drafter"], row["temperature"], args.prompts, args.new)
     if row["kind"] == "seconds":
         return seconds(row["target"], args.repetitions)
     return one_device(row["target"], row["temperature"], args.timed, args.new, 2)
@@ -157,19 +156,25 @@ def main(arguments: list[str] | None = None) -> int:
     header = {"suite": "ahead", **facts, **runner.where()}
     kept = runner.Kept(args.out, header, fresh=False)
     rows = [
-        {"kind": kind, "target": target} | ({} if kind == "seconds" else {"temperature": t})
+        {"kind": "counts", "target": "embedded", "temperature": t, "drafter": name}
+        for t in TEMPERATURES
+        for name in ("DraftModel", "PEARL", "SSD")
+    ]
+    rows += [{"kind": "seconds", "target": target} for target in TARGETS]
+    rows += [
+        {"kind": "one device", "target": target, "temperature": t}
         for target in TARGETS
-        for kind in KINDS
-        if (kind, target) != ("counts", "grown")
-        for t in ((0.0,) if kind == "seconds" else (0.0, 1.0))
+        for t in TEMPERATURES
     ]
     for row in rows:
         if args.only in (None, row["kind"]) and row["target"] in args.targets:
             if row not in kept.finished:
-                kept.add({"row": row, "figures": measure(row, args)})
+                kept.add({"row": row, "figures": measure(row, args), "load": os.getloadavg()[0]})
                 print(row, flush=True)
-    found = [(line["row"], line["figures"]) for line in kept.outcomes(rows)]
-    (args.out / "README.md").write_text(page(header, found), encoding="utf-8")
+    lines = kept.outcomes(rows)
+    found = [(line["row"], line["figures"]) for line in lines]
+    load = max((line["load"] for line in lines if line["row"]["kind"] != "counts"), default=0)
+    (args.out / "README.md").write_text(page(header, found, load), encoding="utf-8")
     return 0
 
 
@@ -194,7 +199,7 @@ def modelled(target: str, name: str, counted: dict, parts: dict) -> dict:
     }
 
 
-def page(header: dict, rows: list) -> str:
+def page(header: dict, rows: list, load: float) -> str:
     """The page of the results."""
     facts = ", ".join(f"{k} {v}" for k, v in header.items() if v and k != "suite")
     outcomes = (NUM_DRAFT + 1) * FAN_OUT
@@ -206,7 +211,9 @@ def page(header: dict, rows: list) -> str:
         "devices: their gain is modelled by `specjax.analysis.overlap.modelled_overlap` from the "
         "counted rounds and from passes that were measured alone, on this one device.** The "
         "model leaves out the hand-over between devices, the draws, the acceptance and the commit, "
-        "and takes a pass over all nodes for PEARL's rounds without a draft too.\n"
+        "and takes a pass over all nodes for PEARL's rounds without a draft too. "
+        f"The mean load of the machine in the minute before a timed row ended was at most {load:.1f}"
+        ".\n"
     )
     parts = {row["target"]: f for row, f in rows if row["kind"] == "seconds"}
     if parts:
@@ -227,32 +234,33 @@ def page(header: dict, rows: list) -> str:
     timed = {
         (row["target"], row["temperature"]): f for row, f in rows if row["kind"] == "one device"
     }
-    counted = {row["temperature"]: f for row, f in rows if row["kind"] == "counts"}
     lines = []
-    for target, temperature in ((x, t) for x in TARGETS for t in counted):
-        one, part = timed.get((target, temperature)), parts.get(target)
-        for name, found in counted[temperature].items():
-            model = modelled(target, name, found, part) if part else None
-            row = {"target": target, "temperature": temperature}
-            lines.append((row, name, found, model, one and one[name]))
+    for target in TARGETS:
+        for row, found in rows:
+            if row["kind"] == "counts":
+                one, part = timed.get((target, row["temperature"])), parts.get(target)
+                model = modelled(target, row["drafter"], found, part) if part else None
+                lines.append((target, row, found, model, one and one[row["drafter"]]))
     share = lambda f, field: cells.share(np.sum(f[field]) / np.sum(f["rounds"]))  # noqa: E731
     columns = {
-        "target": lambda r, n, f, m, one: r["target"],
-        "T": lambda r, n, f, m, one: f"{r['temperature']:g}",
-        "drafter": lambda r, n, f, m, one: n,
-        "τ": lambda r, n, f, m, one: f"{f['tau']:.2f} [{f['low']:.2f}, {f['high']:.2f}]",
-        "rounds": lambda r, n, f, m, one: f"{np.sum(f['rounds']):,}",
-        "with a draft": lambda r, n, f, m, one: cells.share(
+        "target": lambda target, r, f, m, one: target,
+        "T": lambda target, r, f, m, one: f"{r['temperature']:g}",
+        "drafter": lambda target, r, f, m, one: r["drafter"],
+        "τ": lambda target, r, f, m, one: f"{f['tau']:.2f} [{f['low']:.2f}, {f['high']:.2f}]",
+        "rounds": lambda target, r, f, m, one: f"{np.sum(f['rounds']):,}",
+        "with a draft": lambda target, r, f, m, one: cells.share(
             np.sum(f["drafted"]) / NUM_DRAFT / np.sum(f["rounds"])
         ),
-        "draft hidden": lambda r, n, f, m, one: share(f, "hidden"),
-        "waits": lambda r, n, f, m, one: m["waits"] if m else "",
-        "modelled round, ms": lambda r, n, f, m, one: cells.milliseconds(m["round"]) if m else "",
-        "modelled ratio": lambda r, n, f, m, one: f"{m['ratio']:.2f}" if m else "",
-        "measured round on one device, ms": lambda r, n, f, m, one: (
+        "draft hidden": lambda target, r, f, m, one: share(f, "hidden"),
+        "waits": lambda target, r, f, m, one: m["waits"] if m else "",
+        "modelled round, ms": lambda target, r, f, m, one: (
+            cells.milliseconds(m["round"]) if m else ""
+        ),
+        "modelled ratio": lambda target, r, f, m, one: f"{m['ratio']:.2f}" if m else "",
+        "measured round on one device, ms": lambda target, r, f, m, one: (
             cells.milliseconds(one["seconds_per_round"]) if one else ""
         ),
-        "measured ratio on one device": lambda r, n, f, m, one: (
+        "measured ratio on one device": lambda target, r, f, m, one: (
             cells.ratio(one["ratio"]) if one else ""
         ),
     }
