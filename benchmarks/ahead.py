@@ -212,8 +212,8 @@ def page(header: dict, rows: list, load: float) -> str:
         "counted rounds and from passes that were measured alone, on this one device.** The "
         "model leaves out the hand-over between devices, the draws, the acceptance and the commit, "
         "and takes a pass over all nodes for PEARL's rounds without a draft too. "
-        f"The mean load of the machine in the minute before a timed row ended was at most {load:.1f}"
-        ".\n"
+        "The mean load of the machine in the minute before a timed row ended was at most "
+        f"{load:.1f}.\n"
     )
     parts = {row["target"]: f for row, f in rows if row["kind"] == "seconds"}
     if parts:

@@ -87,7 +87,7 @@ def run_suite(
     kept = Kept(folder, header, fresh, only)
     if only:
         others = [line["row"] for line in kept.lines]
-        wanted = [*others, *(row for row in wanted if row["kind"] == only)]
+        wanted = [*others, *(row for row in wanted if row["kind"] == only and row not in others)]
     todo = [row for row in wanted if row not in kept.finished]
     console = Console(stderr=True)
     if len(todo) < len(wanted):
@@ -123,7 +123,12 @@ class Kept:
             same = found and _identity(found[0]) == _identity(header)
             if found and only:
                 self.header = found[0]
-                self.lines = [line for line in found[1:] if line["row"]["kind"] != only]
+                self.lines = [
+                    line
+                    for line in found[1:]
+                    if line["row"]["kind"] != only
+                    or line.get("figures", {}).get("commit") == header["commit"]  # it goes on
+                ]
             elif same and not fresh:
                 self.header, self.lines = found[0], found[1:]
             else:
