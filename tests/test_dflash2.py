@@ -62,7 +62,7 @@ def test_logits_are_those_of_a_slow_drafter_and_its_broken_twins_differ(lm):
     paths = np.concatenate([tokens[np.arange(BATCH), lengths - 1][:, None], drawn], axis=1)
     found = np.asarray(jax.jit(said, static_argnums=0)(drafter, params, state, context, paths))
     embedding, head = lm.params["embedding"][...], lm.params["lm_head"]["weight"][...]
-    table, head = np.asarray(embedding), np.asarray(head)
+    table, head = np.asarray(embedding, np.float32), np.asarray(head, np.float32)
     w = jax.tree.map(np.asarray, params["drafter"])
 
     def twin(row, fault=None):

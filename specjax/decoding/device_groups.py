@@ -149,8 +149,8 @@ def decode_on_groups(
 
     Raises:
       ValueError: before anything is compiled: there are several processes; a group is no list of
-        devices, or empty, or the groups share devices; the drafter does not draft ahead; a logits processor, ``logprobs`` or ``inputs`` are asked for;
-        and what ``decode`` refuses.
+        devices, or empty, or the groups share devices; the drafter does not draft ahead; a logits
+        processor, ``logprobs`` or ``inputs`` are asked for; and what ``decode`` refuses.
 
     Example::
 
