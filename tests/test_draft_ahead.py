@@ -23,6 +23,7 @@ from specjax.decoding import round
 from specjax.decoding import stats as stats_of
 from specjax.decoding.device_groups import decode_on_groups
 from specjax.decoding.inputs import prepare_inputs
+from specjax.decoding.loop import jit_extend
 from specjax.drafters import PEARL, SSD, DraftModel
 from specjax.drafters.ssd import geometric_fan_out
 from specjax.models import CausalLM, DecoderConfig
@@ -252,6 +253,35 @@ def test_after_any_round_the_draft_model_knows_the_text_and_no_more(drafter):
         expected = rebuilt(NEAR, state.tokens, known.filled)
         difference = jnp.where(used, known.cache - expected, 0)[live]
         assert float(jnp.abs(difference).max()) < 1e-5
+
+
+class Keeps(SSD):
+    """Which takes what it drafted for the old text for the draft of a new prompt."""
+
+    def sync(self, params, target_params, state, context, *, before="prompt"):
+        after = super().sync(params, target_params, state, context, before=before)
+        return dataclasses.replace(after, ready=state.ready)
+
+
+@pytest.mark.parametrize("kind", [SSD, Keeps])
+def test_nothing_is_ready_or_hidden_in_the_first_round_after_the_next_prompt(kind):
+    drafter = kind(2, model=MODEL, fan_out=MODEL.vocab_size)
+    params = {"target": PARAMS, "drafter": SAME}
+
+    def request(tokens):
+        tokens, lengths = np.asarray([tokens], np.int32), np.asarray([len(tokens)], np.int32)
+        given = jax.random.key(0), 5, Sampling(), 40, ()
+        return prepare_inputs(MODEL, drafter, tokens, lengths, *given)
+
+    begun, capacity = request([1, 2, 3])
+    state = start(MODEL, drafter, "auto", capacity, params, begun)
+    state = step(MODEL, drafter, "auto", 100, params, state)
+    assert state.drafter_state.ready.count.tolist() == [2]  # for a text that does not go on
+    state = jit_extend(MODEL, drafter, "auto", params, state, request([7, 8, 9])[0])
+    ready, before = state.drafter_state.ready.count.tolist(), int(state.stats.hidden.sum())
+    state = step(MODEL, drafter, "auto", 1, params, state)
+    hidden = int(state.stats.hidden.sum()) - before
+    assert (ready, hidden) == (([0], 0) if kind is SSD else ([2], 1))
 
 
 def test_what_cannot_be_drafted_ahead_is_refused_before_anything_is_compiled():

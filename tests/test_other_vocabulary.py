@@ -19,6 +19,7 @@ from two_vocabularies import named_as, tables, tokenizer
 import specjax
 from specjax import trees
 from specjax.acceptance import walk
+from specjax.analysis.plan.api import _named
 from specjax.decoding import loop
 from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import SLEM, TLI
@@ -275,8 +276,20 @@ def test_another_tokenizer_is_refused_with_the_ways_across_and_what_the_two_shar
         with pytest.raises(ValueError, match=alone) as refused:  # and tli cannot be a level
             specjax.generate(lm, "def", drafter="cascade:" + levels.format(**folders))
         assert "tli" not in str(refused.value)
-    with pytest.raises(ValueError, match=wanted):
-        specjax.plan(lm, ["def"], drafters=[folders["draft"]])
+
+
+def test_a_plan_finds_out_by_which_method_a_model_with_another_tokenizer_drafts(folders):
+    lm, path = specjax.load(folders["target"]), folders["draft"]
+    both = [f"{method}:{path}" for method in METHODS]
+    assert [*_named(lm, [path])] == both and [*_named(lm, [both[1]])] == both[1:]
+    copied = _named(lm, [f"ngram+{path}", "ngram"])
+    assert [*copied] == [*(f"ngram+{name}" for name in both), "ngram"]
+    assert isinstance(copied[f"ngram+{both[0]}"].inner.drafter, TLI)
+    assert [*_named(lm, folders["target"])] == [folders["target"]]
+    with pytest.raises(ValueError, match="each once"):
+        _named(lm, [both[0], path])
+    found = specjax.plan(lm, ["def"], drafters=[path], num_drafts=[1], max_new_tokens=2, turns=1)
+    assert {candidate.drafter for candidate in found.candidates} == {"plain", *both}
 
 
 def test_a_folder_is_loaded_and_tabled_once_until_it_changes(folders, monkeypatch):

@@ -112,7 +112,11 @@ TABLE = {
         ),
         ("top_to_bottom|builds_strictly|by_the_command", MERGE),
     ],
-    "test_draft_ahead.py": [("fault|refused", DEFAULT), (r"pearl\]|_fan|_mod", MERGE), ("", FULL)],
+    "test_draft_ahead.py": [
+        ("fault|refused", DEFAULT),
+        (r"pearl\]|fan|mod|t_prompt", MERGE),
+        ("", FULL),
+    ],
     "test_draft_length.py": [
         ("every_policy.*(hugg|suffix)|hopeless|budget_of_one|exllamas|hugging_faces", MERGE),
         ("goodput", MERGE),

@@ -32,7 +32,7 @@ from ...text import drafter_names, other_vocabulary, own_drafters
 from ...text.options import Drafting, Options, Prompts
 from .candidate import Candidate
 from .measure import PLAIN, Survey
-from .propose import asks_for_layers, propose
+from .propose import across_vocabularies, asks_for_layers, propose
 
 MOST_BATCH = 1024  # rows; every buffer has a part for each row
 WIDTH = 100  # characters of a printed plan
@@ -196,7 +196,8 @@ def plan(
         names of ``.npy`` files, or mappings, see ``serve_offline``.
       drafters: names, see ``generate`` (``"ngram"``, ``"suffix"``, ``"draft"``, ``"medusa"``,
         ``"self:exit=4"``, the folder or hub name of a draft model or of heads, ``"tli:NAME"`` and
-        ``"slem:NAME"`` for a draft model with another tokenizer, ``"ngram+draft"``), draft
+        ``"slem:NAME"`` for a draft model with another tokenizer, whose name alone stands for
+        both, ``"ngram+draft"``), draft
         models from ``specjax.load``, heads from ``specjax.load_drafter``, or a ``SelfDraft``.
         ``"self"`` without a choice of layers in the model's folder searches some (see
         ``propose.py``). Default: ``ngram``, ``draft`` if the target has a draft model, and ``self``
@@ -318,13 +319,12 @@ def _named(lm: LM, drafters) -> dict[str, str | LM | HeadLM | SelfDraft | drafte
     Raises:
       ValueError: a drafter is not accepted, there is none, or one is given twice.
     """
-    given, named = _several(drafters), {}
-    for drafter in given:
-        if isinstance(drafter, LM | HeadLM):
-            named[drafter.name] = drafter
-            continue
-        if isinstance(drafter, SelfDraft):
-            named[drafter.words] = drafter
+    named, twice = {}, False
+    for drafter in _several(drafters):
+        if isinstance(drafter, LM | HeadLM | SelfDraft):
+            shown = drafter.words if isinstance(drafter, SelfDraft) else drafter.name
+            twice |= shown in named
+            named[shown] = drafter
             continue
         found = None
         if isinstance(drafter, str | os.PathLike) and drafter not in drafter_names.NO_DRAFTS:
@@ -336,7 +336,10 @@ def _named(lm: LM, drafters) -> dict[str, str | LM | HeadLM | SelfDraft | drafte
                 "folder or hub name (owner/name) of a draft model or of heads, a draft model from "
                 "specjax.load, heads from specjax.load_drafter, a SelfDraft"
             )
-        named[found if isinstance(found, str) else os.fspath(drafter)] = found
-    if len(named) < len(given) or not named:
+        shown = found if isinstance(found, str) else os.fspath(drafter)
+        own = across_vocabularies(lm, shown, found)
+        twice |= not named.keys().isdisjoint(own)
+        named |= own
+    if twice or not named:
         raise ValueError(f"drafters={list(named)}: give at least one drafter, and each once")
     return named

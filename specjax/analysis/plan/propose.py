@@ -1,4 +1,7 @@
-"""Proposes which of a model's own layers draft, where the user of ``plan`` has not chosen them.
+"""Proposes what drafts where the user of ``plan`` has not chosen it: layers, or a method.
+
+A draft model with another tokenizer is proposed by each of the methods across vocabularies. A model
+whose own layers shall draft, but which ones was not chosen:
 
 Two drafters are proposed: all layers but for a set of sublayers, which ``LayerSearch`` finds, and
 the first E layers with the LM head, whose E has the best prediction of the same search. ``plan``
@@ -12,11 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...checkpoints import HeadLM
 from ...checkpoints.sub_network import default_path
 from ...drafters.self_draft import SelfDraft
-from ...models.lm import LM
+from ...models.lm import LM, as_drafter
 from ...models.sub_network import KINDS
+from ...models.vocabularies import OtherTokenizer
+from ...text.drafter_names import WithLookup
 from ...text.options import Prompts
+from ...text.other_vocabulary import METHODS, translated
 from ..layer_search import MOST_DRAFTS, Choice, LayerSearch, decoder_of, predict
 
 
@@ -33,6 +40,45 @@ def asks_for_layers(lm: LM, drafter) -> bool:
         return False
     decoder_of(lm)
     return True
+
+
+def across_vocabularies(
+    lm: LM, name: str, found: str | LM | HeadLM | SelfDraft | WithLookup
+) -> dict[str, str | LM | HeadLM | SelfDraft | WithLookup]:
+    """Returns the drafters that a name stands for in a plan, by their names.
+
+    A draft model with another tokenizer becomes two, ``tli:NAME`` and ``slem:NAME``, or the one of
+    them that can draft; any other drafter stays as it is.
+
+    Args:
+      lm: the target.
+      name: what the user wrote.
+      found: what ``generate`` finds by that name.
+
+    Raises:
+      ValueError: the draft model has another tokenizer, and neither method can draft with it.
+    """
+    if isinstance(found, WithLookup):
+        own = across_vocabularies(lm, name.removeprefix(found.lookup), found.inner)
+        return {f"{found.lookup}{n}": WithLookup(d, found.lookup) for n, d in own.items()}
+    if not isinstance(found, LM) or not found.loaded:
+        return {name: found}
+    try:
+        as_drafter(lm, found)
+    except OtherTokenizer as error:
+        made: dict[str, str | LM | HeadLM | SelfDraft | WithLookup] = {}
+        refused: ValueError = error
+        for method in METHODS if error.across else ():
+            try:
+                made[f"{method}:{found.name}"] = translated(lm, found, method)
+            except ValueError as why:
+                refused = why
+        if not made:
+            raise refused from None
+        return made
+    except ValueError:  # refused as `generate` refuses it, beside all other drafters
+        pass
+    return {name: found}
 
 
 def propose(
