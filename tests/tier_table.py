@@ -114,8 +114,8 @@ TABLE = {
     ],
     "test_draft_ahead.py": [
         ("fault|refused", DEFAULT),
-        (r"pearl\]|fan|mod|t_prompt", MERGE),
-        ("", FULL),
+        (r"pearl\]|_fan|_mod|next_prompt", MERGE),
+        (EVERYTHING, FULL),
     ],
     "test_draft_length.py": [
         ("every_policy.*(hugg|suffix)|hopeless|budget_of_one|exllamas|hugging_faces", MERGE),

@@ -1,9 +1,7 @@
 """Proposes what drafts where the user of ``plan`` has not chosen it: layers, or a method.
 
-A draft model with another tokenizer is proposed by each of the methods across vocabularies. A model
-whose own layers shall draft, but which ones was not chosen:
-
-Two drafters are proposed: all layers but for a set of sublayers, which ``LayerSearch`` finds, and
+A draft model with another tokenizer is proposed once by each method across vocabularies, ``tli``
+and ``slem``. Of a model's own layers two drafters are proposed: all layers but for a set of sublayers, which ``LayerSearch`` finds, and
 the first E layers with the LM head, whose E has the best prediction of the same search. ``plan``
 then measures both beside the other drafters.
 
