@@ -1,9 +1,9 @@
 """Proposes what drafts where the user of ``plan`` has not chosen it: layers, or a method.
 
 A draft model with another tokenizer is proposed once by each method across vocabularies, ``tli``
-and ``slem``. Of a model's own layers two drafters are proposed: all layers but for a set of sublayers, which ``LayerSearch`` finds, and
-the first E layers with the LM head, whose E has the best prediction of the same search. ``plan``
-then measures both beside the other drafters.
+and ``slem``. Of a model's own layers two drafters are proposed: all layers but for a set of
+sublayers, which ``LayerSearch`` finds, and the first E layers with the LM head, whose E has the
+best prediction of the same search. ``plan`` then measures all of them beside the other drafters.
 
 References: Draft & Verify, arXiv 2309.08168 (skipped sublayers); LayerSkip, arXiv 2404.16710 (early
 exit, and the pass that runs the other layers alone).
