@@ -288,8 +288,15 @@ def test_a_plan_finds_out_by_which_method_a_model_with_another_tokenizer_drafts(
     assert [*_named(lm, folders["target"])] == [folders["target"]]
     with pytest.raises(ValueError, match="each once"):
         _named(lm, [both[0], path])
+
+
+def test_a_folder_with_another_tokenizer_is_planned_by_both_methods(folders):
+    lm, path = specjax.load(folders["target"]), folders["draft"]
     found = specjax.plan(lm, ["def"], drafters=[path], num_drafts=[1], max_new_tokens=2, turns=1)
-    assert {candidate.drafter for candidate in found.candidates} == {"plain", *both}
+    assert {candidate.drafter for candidate in found.candidates} == {
+        "plain",
+        *(f"{method}:{path}" for method in METHODS),
+    }
 
 
 def test_a_folder_is_loaded_and_tabled_once_until_it_changes(folders, monkeypatch):
