@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import os
 import sys
 from pathlib import Path
 
@@ -169,12 +168,11 @@ def main(arguments: list[str] | None = None) -> int:
     for row in rows:
         if args.only in (None, row["kind"]) and row["target"] in args.targets:
             if row not in kept.finished:
-                kept.add({"row": row, "figures": measure(row, args), "load": os.getloadavg()[0]})
+                kept.add({"row": row, "figures": measure(row, args)})
                 print(row, flush=True)
     lines = kept.outcomes(rows)
     found = [(line["row"], line["figures"]) for line in lines]
-    load = max((line["load"] for line in lines if line["row"]["kind"] != "counts"), default=0)
-    (args.out / "README.md").write_text(page(header, found, load), encoding="utf-8")
+    (args.out / "README.md").write_text(page(header, found), encoding="utf-8")
     return 0
 
 
@@ -199,7 +197,7 @@ def modelled(target: str, name: str, counted: dict, parts: dict) -> dict:
     }
 
 
-def page(header: dict, rows: list, load: float) -> str:
+def page(header: dict, rows: list) -> str:
     """The page of the results."""
     facts = ", ".join(f"{k} {v}" for k, v in header.items() if v and k != "suite")
     outcomes = (NUM_DRAFT + 1) * FAN_OUT
@@ -211,9 +209,7 @@ def page(header: dict, rows: list, load: float) -> str:
         "devices: their gain is modelled by `specjax.analysis.overlap.modelled_overlap` from the "
         "counted rounds and from passes that were measured alone, on this one device.** The "
         "model leaves out the hand-over between devices, the draws, the acceptance and the commit, "
-        "and takes a pass over all nodes for PEARL's rounds without a draft too. "
-        "The mean load of the machine in the minute before a timed row ended was at most "
-        f"{load:.1f}.\n"
+        "and takes a pass over all nodes for PEARL's rounds without a draft too.\n"
     )
     parts = {row["target"]: f for row, f in rows if row["kind"] == "seconds"}
     if parts:
@@ -226,8 +222,10 @@ def page(header: dict, rows: list, load: float) -> str:
                 (f"ahead pass of SSD ({outcomes} tokens)", "ahead_pass"),
             )
         }
+        over = max(np.median(v) / min(v) for f in parts.values() for v in f.values())
         text += (
-            f"\n## Measured passes\n\nThe fastest of {header['repetitions']}; after {LENGTH} "
+            f"\n## Measured passes\n\nThe fastest of {header['repetitions']} (the medians were up "
+            f"to {over:.1f} times as long: the machine is shared); after {LENGTH} "
             "tokens, in turn, with the argmax of their logits. PEARL expects one outcome, so its "
             "ahead pass is the draft pass.\n\n"
             f"{cells.table(columns, parts.items())}\n"
