@@ -9,11 +9,12 @@ def by_drafter(rows) -> list:
     """The rows of each drafter as one, whose whole cache is told once."""
     found: dict[str, tuple[dict, dict]] = {}
     for row, figures in rows:
+        whole, *points = [p | {"commit": figures.get("commit", "")} for p in figures["points"]]
         if row["drafter"] not in found:
-            found[row["drafter"]] = row | {"caches": []}, {"points": figures["points"][:1]}
-        one, points = found[row["drafter"]]
+            found[row["drafter"]] = row | {"caches": []}, {"points": [whole]}
+        one, kept = found[row["drafter"]]
         one["caches"] += row["caches"]
-        points["points"] += figures["points"][1:]
+        kept["points"] += points
     return list(found.values())
 
 
@@ -24,8 +25,6 @@ def budgets(rows) -> str:
         "whose first drafted token was accepted. The whole cache of `self` is the target itself. "
         "*Settings*: the last tokens, the first ones, and how many were chosen between them."
     )
-    if commits := sorted({figures["commit"] for _, figures in rows if "commit" in figures}):
-        note += f" Measured at commit {', '.join(commits)}."
     points = [(row, point) for row, figures in by_drafter(rows) for point in figures["points"]]
 
     def at(temperature, figure, say):
@@ -44,6 +43,7 @@ def budgets(rows) -> str:
             "first, T = 1": at("1.0", "first", cells.share),
             "τ, T = 1": at("1.0", "tau", "{:.2f}".format),
             "same greedy text": lambda r, f: "yes" if f["identical"] else "NO",
+            "commit": lambda r, f: f["commit"],
         },
         points,
     )
