@@ -23,7 +23,10 @@ def budgets(rows) -> str:
         "Pieces of 448 tokens of held-out files, unless stated, and what the embedded target "
         "writes after them; half of the rows at each temperature. *First*: the share of rounds "
         "whose first drafted token was accepted. The whole cache of `self` is the target itself. "
-        "*Settings*: the last tokens, the first ones, and how many were chosen between them."
+        "*Settings*: the last tokens, the first ones, and how many were chosen between them; 512 "
+        "entries would be the whole text. `python -m benchmarks small-caches --only budgets` "
+        "measures these rows alone; those of another commit than the page's were measured later, "
+        "one by one, with the same functions and prompts."
     )
     points = [(row, point) for row, figures in by_drafter(rows) for point in figures["points"]]
 
