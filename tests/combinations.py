@@ -18,6 +18,7 @@ from specjax.drafters import (
     ExLlama,
     Fallback,
     Goodput,
+    Horizontal,
     HuggingFace,
     Hybrid,
     Jacobi,
@@ -80,6 +81,14 @@ def combinations(model, near, other, small, of_small):
         made = Cascade(DraftModel(tree.depth, model=model), inner, tree=tree, **settings)
         return made, {"outer": near, "inner": weights}, ("rejection", "traversal", "coupled")
 
+    def horizontal(*cases, rules=("rejection", "block")):
+        """Several lines in turn."""
+        drafters, weights = zip(*(case[:2] for case in cases), strict=True)
+        return Horizontal(drafters=drafters), weights, rules
+
+    one = DraftModel(1, model=model), near, ()
+    copies = NGram(num_draft=2, longest=2, shortest=1, stretch=1), None, ()
+    two_models = horizontal(one, (DraftModel(2, model=model), other, ()))
     lines = {}
     if not isinstance(model, CausalLM) or not all(map(model.config.is_local, range(2))):
         over_window = SelfDraft(3, target=model, window=4, sinks=1)
@@ -205,6 +214,15 @@ def combinations(model, near, other, small, of_small):
         ),
         "hybrid cascade": hybrid(4, cascade(3, COPIES, None)),
         "adaptive cascade": adaptive(cascade(3, COPIES, None)),
+        "horizontal": two_models,
+        # the text of one model is served by two drafters in turn, and the other one drafts on
+        "horizontal cascade": horizontal(
+            cascade(2, *horizontal((DraftModel(1, model=model), other, ()), copies)[:2]),
+            (Cascade(DraftModel(2, model=model), COPIES), {"outer": other, "inner": None}, ()),
+        ),
+        "horizontal copies": horizontal(copies, one, copies, rules=("rejection", "coupled")),
+        "hybrid horizontal": hybrid(4, two_models),
+        "adaptive horizontal": adaptive(two_models),
         "fallback draft": (
             Fallback(
                 first=Suffix(num_draft=4, **RASH), inner=DraftModel(2, model=model), least=1.5

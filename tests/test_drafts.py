@@ -23,7 +23,7 @@ from specjax.acceptance import walk
 from specjax.acceptance.node_laws import DraftLaw
 from specjax.decoding import prefill, round
 from specjax.decoding.inputs import prepare_inputs
-from specjax.drafters import Adaptive, Cascade, Fallback, LLMCad, registry
+from specjax.drafters import Adaptive, Cascade, Fallback, Horizontal, LLMCad, registry
 from specjax.drafters.heads import HeadDrafter
 from specjax.trees import Tree
 
@@ -36,7 +36,7 @@ CASES = cases(MODEL, PARAMS)
 WARM = Sampling(temperature=0.9)
 # an independent draw decides who is whose parent there, and not the tokens
 GROUPED = ("tree per row",)
-SHORTER = (Adaptive, Cascade, Fallback, LLMCad)  # which leave nodes out, or empty
+SHORTER = (Adaptive, Cascade, Fallback, Horizontal, LLMCad)  # which leave nodes out, or empty
 WEAK = ("lstm speculator",)  # fewer rows do not tell it from a slightly flatter law
 GUESSES = (
     "tree worst",

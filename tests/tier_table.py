@@ -130,7 +130,7 @@ TABLE = {
         (r"\[(xpress|lilicorr|llmcad chain|(adaptive|fallback) comb)\]", FULL),
         # variants of lines that stay, or the whole loop draws with them in the merge tier
         (r"\[(draft (one|itself|tree iid)|tree iid|hybrid self|self skip)\]", FULL),
-        (r"\[(tables before|dspark few)", FULL),
+        (r"\[(tables before|dspark few|horizontal c|(hybrid|adaptive) horiz)", FULL),
         (r"\[cascade comb\]", MERGE),
         (
             r"\[((hybrid|adaptive) )?cascade|\[(speculator|hydra) prefix distinct|kangaroo|in turn",
@@ -159,7 +159,7 @@ TABLE = {
         (r"token_for_token.*\[cascade draft comb\]", MERGE),
         (
             r"\[(probed|windowed|sparse) draft\]"
-            r"|for_token.*\[(hybrid (ssd|casc)|cascade |pass\]|ssd)",
+            r"|for_token.*\[(hybrid (ssd|casc|hor)|(horizontal|cascade) |pass\]|ssd)",
             FULL,
         ),
         (rf"token_for_token.*\[({COVER})\]", DEFAULT),
@@ -186,6 +186,7 @@ TABLE = {
     "test_heads.py": [("authors_code|is_named|what_is_wrong", MERGE), (EVERYTHING, FULL)],
     "test_heads_decode.py": MERGE,
     "test_heldout.py": [("worth_its_name", MERGE), (EVERYTHING, FULL)],
+    "test_horizontal.py": [("fault|refused|built", DEFAULT), ("block", FULL), (EVERYTHING, MERGE)],
     "test_hybrid.py": [
         (r"any_copies.*(mtp|adaptive|hybrid draft)|score_is_high|row_copies", FULL),
         (EVERYTHING, MERGE),

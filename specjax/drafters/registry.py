@@ -210,6 +210,7 @@ for _entry in (
         "what a draft model predicts, which another drafter drafts for",
         kind="wrapper",
     ),
+    Entry("horizontal", ".horizontal:Horizontal", "several drafters in turn", kind="wrapper"),
     Entry("union", ".union:Union", "what several drafters propose, as one tree", kind="wrapper"),
     Entry(
         "synthetic",
