@@ -111,7 +111,7 @@ def test_the_loop_with_a_matrix_draws_the_targets_law(rule):
     evidence = sampled_law.judge(counts, law)
     assert not evidence.impossible and evidence.fits(FALSE_ALARM)
     assert evidence.variation < evidence.bound
-    assert int(stats.accepted.max()) == drafter.depth  # a whole draft was accepted somewhere
+    assert int(stats.accepted.max()) >= drafter.depth
 
 
 def test_greedy_texts_with_a_matrix_are_those_of_plain_decoding():
