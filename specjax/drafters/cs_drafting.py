@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -90,11 +91,12 @@ def cs_drafting(
                 "drafted for; give a specjax.drafters.DraftModel"
             )
 
-    def sized(j: int, num: int) -> Drafter:
-        settings = {"num_draft": num}
-        if isinstance(drafters[j], DraftModel):
+    def sized(j: int, num: int) -> Any:
+        one: Any = drafters[j]
+        settings: dict[str, Any] = {"num_draft": num}
+        if isinstance(one, DraftModel):
             settings["topology"] = None
-        return dataclasses.replace(drafters[j], **settings)
+        return dataclasses.replace(one, **settings)
 
     def level(i: int) -> tuple[Drafter, PyTree]:
         """The drafters of row ``i`` in turn, each served by the rows after its own."""

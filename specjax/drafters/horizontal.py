@@ -267,7 +267,8 @@ class Horizontal(CombinedDrafter):
                 mine = round_of(drafter, mine, draft, scores, self._first)
             inner = drafter.observe(own, target_params, state.inner[i], mine)
             if i and state.drafts is not None:  # it may have read tokens that were rejected
-                inner = drafter.rewind(inner, segment.start + 2 + segment.round[1].count)
+                count = required(segment.round, "round")[1].count
+                inner = drafter.rewind(inner, segment.start + 2 + count)
             states.append(inner)
         return HorizontalState(inner=tuple(states))
 
