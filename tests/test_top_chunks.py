@@ -235,7 +235,7 @@ def test_names_ask_for_chunks_and_are_named_so():
         ("self:budget=16", "write 'self:window=512,budget=16'"),
         ("self:window=16,budget=15", "give a budget that is a multiple of 8"),
         ("self:window=16,budget=0", "budget=0: it must be a whole number from 1"),
-        ("self:window=16,budget=496", "context of 'llama' is 512 tokens"),
+        ("self:window=16,budget=496", "budget=496: the context of the model is 512 tokens"),
         ("self:window=16,budget=16:stop=0.5", "without stop="),
     ],
 )

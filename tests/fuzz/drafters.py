@@ -21,6 +21,7 @@ from specjax.drafters import (
     ExLlama,
     Fallback,
     Goodput,
+    Horizontal,
     HuggingFace,
     Hybrid,
     Jacobi,
@@ -184,6 +185,10 @@ def with_settings(generator, drafter: Drafter, weights, model: Model, chains: bo
         pairs = zip(drafter.drafters, weights, strict=True)
         made = [with_settings(generator, one, own, model) for one, own in pairs]
         return Union(drafters=tuple(d for d, _ in made)), tuple(w for _, w in made)
+    if isinstance(drafter, Horizontal):
+        pairs = zip(drafter.drafters, weights, strict=True)
+        made = [with_settings(generator, one, own, model, chains=True) for one, own in pairs]
+        return Horizontal(drafters=tuple(d for d, _ in made)), tuple(w for _, w in made)
     if isinstance(drafter, Cascade):
         inner, below = with_settings(generator, drafter.inner, weights["inner"], model)
         depth = between(generator, 1, 5)
