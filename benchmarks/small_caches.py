@@ -194,8 +194,10 @@ def long_rounds(
     room: a run needs it and one copy of it.
 
     Returns:
-      for each drafter ``tau`` and the ratio of the rounds to plain decoding.
+      for each drafter ``tau`` and the ratio of the rounds to plain decoding; and ``commit``.
     """
+    from .runner import commit
+
     made = bench.pair(pair, agreement)
     limit = made.target.config.context_length
     capacity = round_up(min(context + new, limit), SMALLEST_BUFFER, limit)
@@ -219,6 +221,7 @@ def long_rounds(
         "synthetic": made.synthetic,
         "pair_found": made.describe(),
         "plain_step": float(np.median(plain) / new),
+        "commit": commit(),
         "ways": [
             {
                 "drafter": name,

@@ -103,6 +103,7 @@ def long_rounds(rows) -> str:
             ),
             "speculation": lambda r, f: cells.verdict(f["ratio_rounds"]),
             "same text": lambda r, f: "yes" if f["identical"] else "NO",
+            "commit": lambda r, f: f.get("commit", "that of the page"),
         },
         ways,
     )
