@@ -27,17 +27,20 @@ void Parallel(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
     return;
   }
   struct Shared {
-    std::atomic<int64_t> next{0}, done{0};
+    std::atomic<int64_t> taken{0}, back{0}, done{0};
   };
   auto shared = std::make_shared<Shared>();  // a late thread still finds it, and nothing to do
-  auto run = [shared, tasks, &body] {
-    for (int64_t i; (i = shared->next.fetch_add(1)) < tasks;) {
-      body(i);
-      shared->done.fetch_add(1, std::memory_order_release);
-    }
-  };
-  for (int64_t t = 1; t < threads; ++t) pool.Schedule([run] { run(); });
-  run();
+  for (int64_t t = 1; t < threads; ++t)
+    pool.Schedule([shared, tasks, &body] {
+      while (shared->taken.fetch_add(1) < tasks) {
+        body(tasks - 1 - shared->back.fetch_add(1));
+        shared->done.fetch_add(1, std::memory_order_release);
+      }
+    });
+  for (int64_t front = 0; shared->taken.fetch_add(1) < tasks; ++front) {
+    body(front);
+    shared->done.fetch_add(1, std::memory_order_release);
+  }
   while (shared->done.load(std::memory_order_acquire) < tasks) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
