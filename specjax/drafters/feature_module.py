@@ -8,7 +8,7 @@ from flax import nnx
 
 from ..models.config import DecoderConfig
 from ..models.decoder import run_blocks
-from ..models.layers import product
+from ..models.layers import columns, product
 
 
 class FeatureModule(nnx.Module):
@@ -44,7 +44,7 @@ class FeatureModule(nnx.Module):
         the target."""
         if self.embedding is None:
             return target.embed(params, tokens)
-        return self.embedding[...][tokens.reshape(-1)].T
+        return columns(self.embedding[...], tokens)
 
     def read(self, features: jax.Array) -> jax.Array:
         """Converts the target's features ``[F, M]`` to what the first stage reads, ``[H, M]``."""

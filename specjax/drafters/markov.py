@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from .._internal.optional import required
-from ..models.layers import Linear, product
+from ..models.layers import Linear, columns, product
 
 Kind = Literal["vanilla", "gated", "rnn"]
 KINDS: tuple[Kind, ...] = ("vanilla", "gated", "rnn")
@@ -66,7 +66,7 @@ class MarkovHead(nnx.Module):
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """``W1[x]``, ``[R, M]``, of ``tokens`` int32 ``[M]``."""
-        return self.embedding[...][tokens].T
+        return columns(self.embedding[...], tokens)
 
     def step(self, memory, embedded, hidden) -> tuple[jax.Array, jax.Array]:
         """The latent ``z`` of a place.

@@ -41,7 +41,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ..models.layers import Linear, product
+from ..models.layers import Linear, columns, product
 from .block import BlockConfig, BlockLayers
 from .corrected import CorrectedBlock, Drawing
 from .heads import independent_level
@@ -101,7 +101,7 @@ class Refiner(nnx.Module):
 
     def of_tokens(self, tokens: jax.Array) -> jax.Array:
         """What ``a`` reads of the tokens before, int32 ``[...]``: ``[R, ...]``."""
-        read = self.embedding[...][tokens.reshape(-1)].T
+        read = columns(self.embedding[...], tokens)
         weight = self.fuse.weight[...][:, 2 * len(read) :]
         return product(weight, read).reshape(-1, *tokens.shape)
 

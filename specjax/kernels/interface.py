@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from . import quantized
+
 PREFILL_CHUNK = 256  # prompt tokens fed at once: bounds the memory of a long prompt
 
 
@@ -131,6 +133,19 @@ class Backend(abc.ABC):
         Returns:
           ``[F, ...]``, in the type of ``x``.
         """
+
+    def columns(self, table, index: jax.Array, dtype) -> jax.Array:
+        """Rows of a table of embeddings, as columns.
+
+        Args:
+          table: ``[V, H]``, as ``dot`` takes weights.
+          index: int32 ``[n]``.
+          dtype: of the result.
+
+        Returns:
+          ``[H, n]``.
+        """
+        return quantized.take(table, index, dtype).T
 
     def materialize(self, x: jax.Array) -> jax.Array:
         """``x``, computed once however often it is used, where XLA would compute it each time."""

@@ -14,10 +14,11 @@ from .._internal.optional import required
 from ..sampling.distribution import IMPOSSIBLE
 from ..sharding import DATA
 from ..types import Draft, HeadTarget, PyTree, Scores, Verdict
-from . import kv_cache, low_bits, quantize
+from . import kv_cache, low_bits
 from .checkpoint_target import CheckpointTarget
 from .config import EVERY_SUBLAYER, DecoderConfig
 from .decoder import abstract
+from .layers import columns
 from .sub_network import DecoderPart, SwitchedPart, decoder_part
 
 
@@ -256,8 +257,7 @@ class CausalLM(CheckpointTarget, HeadTarget):
 
     def embed(self, params, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings ``[H, B * N]`` of ``tokens`` int32 ``[B, N]``."""
-        dtype = self.activation_dtype(params)
-        return quantize.take(self.table(params), tokens.reshape(-1), dtype).T
+        return columns(self.table(params), tokens, self.activation_dtype(params))
 
     def table(self, params) -> jax.Array:
         """The embedding table ``[V, H]``."""

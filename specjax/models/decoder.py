@@ -11,7 +11,7 @@ from flax import nnx
 from .. import sharding
 from ..kernels.attention import choice_of
 from ..sharding import DATA, MODEL
-from . import low_bits, quantize, remat
+from . import low_bits, remat
 from .attention import attend_spread, within
 from .config import ATTENTION, EVERY_SUBLAYER, MLP_SUBLAYER, DecoderConfig
 from .gates import as_gates, gated
@@ -19,6 +19,7 @@ from .layers import (
     ACTIVATIONS,
     Linear,
     Norm,
+    columns,
     fused_linear,
     product,
     rotate,
@@ -360,19 +361,19 @@ class Decoder(nnx.Module):
     def embed(self, tokens, positions, vectors=None):
         """``[H, B * N]``, the residual stream before the first layer; see ``hidden``."""
         c = self.config
-        x = quantize.take(self.embedding[...], tokens.reshape(-1), self.norm.weight[...].dtype)
+        x = columns(self.embedding[...], tokens, self.norm.weight[...].dtype)
         if c.scale_embeddings:
             x = x * jnp.asarray(c.hidden_size**0.5, x.dtype)  # rounded, as Gemma's is
         if vectors is not None:
             own, index = vectors[0].astype(x.dtype), jnp.broadcast_to(vectors[1], tokens.shape)
             index = index.reshape(-1)
-            x = jnp.where((index >= 0)[:, None], own[jnp.maximum(index, 0)], x)
+            x = jnp.where(index >= 0, own[jnp.maximum(index, 0)].T, x)
         if self.position_embedding is not None:
             rows = self.position_embedding[...]
             where = positions + c.position_offset
             where = jnp.clip(where, 0, len(rows) - 1)  # no token is emitted beyond the table
-            x = x + rows[where.reshape(-1)]
-        return x.T
+            x = x + rows[where.reshape(-1)].T
+        return x
 
     def head(self, hidden: jax.Array, batch: int) -> jax.Array:
         """``[H, B * N] -> float32 logits [B, N, V]``."""

@@ -77,6 +77,13 @@ class Norm(nnx.Module):
         return kernels.current().norm(x, weight, bias, **kind)
 
 
+def columns(table, tokens: jax.Array, dtype=None) -> jax.Array:
+    """Rows ``tokens`` int32 ``[...]`` of a table of embeddings ``[V, H]``, quantized or not, as
+    columns: ``[H, n]`` in ``dtype``, by default that of the table."""
+    dtype = table.dtype if dtype is None else dtype
+    return kernels.current().columns(table, tokens.reshape(-1), dtype)
+
+
 def rope_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_positions: int):
     """Returns the frequencies of rotary embedding.
 

@@ -258,35 +258,6 @@ def _in_four(weight, groups):
     return Quantized(packed, scale[..., 0])
 
 
-def take(table, index: jax.Array, dtype) -> jax.Array:
-    """Rows ``index [n]`` of an embedding ``[V, H]``, quantized or not: ``[n, H]`` in ``dtype``."""
-    if not is_quantized(table):
-        found = _rows_of_bits(table, index) if table.dtype == jnp.bfloat16 else table[index]
-        return found.astype(dtype)
-
-    def picked(array):
-        bits, numbers = sliceable(array)
-        return numbers(bits[index])
-
-    return quantized.widen(jax.tree.map(picked, table), dtype)
-
-
-@jax.custom_jvp
-def _rows_of_bits(table: jax.Array, index: jax.Array) -> jax.Array:
-    """``table[index]`` of bfloat16. XLA's CPU backend would take these rows from a float32 copy of
-    the whole table; it takes bits as they are, and copies the table as bits unless a barrier keeps
-    that from being moved out of a loop."""
-    table, index = jax.lax.optimization_barrier((table, index))
-    bits = jax.lax.bitcast_convert_type(table, jnp.uint16)
-    return jax.lax.bitcast_convert_type(bits[index], table.dtype)
-
-
-@_rows_of_bits.defjvp
-def _rows_of_bits_jvp(primals, tangents):
-    (table, index), (d_table, _) = primals, tangents
-    return _rows_of_bits(table, index), d_table[index]
-
-
 def shape(weight) -> tuple[int, ...]:
     """The shape of a weight, quantized or not."""
     return weight.shape

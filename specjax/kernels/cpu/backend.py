@@ -68,6 +68,16 @@ class CpuBackend(XlaCpuBackend):
             return super().norm(x, weight, bias, eps=eps, centered=centered, plus_one=plus_one)
         return calls.norm(x, weight, bias, eps, centered, plus_one, super().norm)
 
+    def columns(self, table, index, dtype):
+        held = not quantized.is_quantized(table) and table.dtype in (_FLOAT32, _BFLOAT16)
+        if held and dtype == _FLOAT32 and index.size <= MOST_COLUMNS_NORMED:
+            return calls.columns(table, index)
+        return super().columns(table, index, dtype)
+
+    def materialize(self, x):
+        """A call, into which nothing is fused."""
+        return calls.copy(x)
+
     def prefill_chunk(self, weights):
         """More tokens where the library multiplies many columns: a column of many costs less."""
         kinds = {w.dtype for w in weights if not quantized.is_quantized(w)}

@@ -305,6 +305,41 @@ def argmax(x: jax.Array) -> jax.Array:
     return call(jax.lax.stop_gradient(x))
 
 
+@jax.custom_jvp
+def columns(table: jax.Array, index: jax.Array) -> jax.Array:
+    """Rows ``index`` int32 ``[n]`` of ``table`` ``[V, H]``, float32 or bfloat16, as columns,
+    float32 ``[H, n]``. Indices outside of the table are treated as by ``table[index]``.
+
+    Raises:
+      ValueError: other types.
+    """
+    if table.dtype != jnp.bfloat16:
+        _check_types(table=table)
+    shape = jax.ShapeDtypeStruct((table.shape[1], *index.shape), jnp.float32)
+    call = jax.ffi.ffi_call("specjax_columns", shape, vmap_method="sequential")
+    return call(table, index.astype(jnp.int32))
+
+
+@columns.defjvp
+def _columns_jvp(primals, tangents):
+    (table, index), (change, _) = primals, tangents
+    return columns(table, index), change[index].astype(jnp.float32).T
+
+
+@jax.custom_jvp
+def copy(x: jax.Array) -> jax.Array:
+    """``x``, which nothing is fused into."""
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    same = dict(vmap_method="broadcast_all", input_output_aliases={0: 0})
+    return jax.ffi.ffi_call("specjax_copy", shape, **same)(x)
+
+
+@copy.defjvp
+def _copy_jvp(primals, tangents):
+    (x,), (change,) = primals, tangents
+    return copy(x), change
+
+
 def _kind_of(x: jax.Array):
     """The type in which all arrays of a call must be, the first of which is ``x``."""
     return x.dtype if x.dtype in _SUFFIXES else jnp.dtype(jnp.float32)

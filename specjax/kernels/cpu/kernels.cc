@@ -1,4 +1,5 @@
-// Products of a weight matrix with columns, attention over a cache, norms and argmax, for CPUs.
+// Products of a weight matrix with columns, attention over a cache, norms, argmax and small
+// operations, for CPUs.
 //
 // Every function is deterministic: which thread computes a row does not change it.
 //
@@ -10,12 +11,22 @@
 #include "many_columns.h"
 #include "norm.h"
 #include "products.h"
+#include "small.h"
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxArgmax, Argmax,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::S32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxColumns, Columns,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxCopy, Copy,
+                              ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProducts, Products, BindProducts());
 

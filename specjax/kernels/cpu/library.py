@@ -23,6 +23,8 @@ SYMBOLS = {
         "specjax_argmax": "SpecjaxArgmax",
         "specjax_attention": "SpecjaxAttention",
         "specjax_attention_bfloat16": "SpecjaxAttentionBfloat16",
+        "specjax_columns": "SpecjaxColumns",
+        "specjax_copy": "SpecjaxCopy",
         "specjax_many_products": "SpecjaxManyProducts",
         "specjax_norm": "SpecjaxNorm",
         "specjax_norm_bfloat16": "SpecjaxNormBfloat16",

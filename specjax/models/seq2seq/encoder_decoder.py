@@ -19,9 +19,8 @@ from flax import nnx
 from ... import sharding
 from ...kernels.attention import choice_of
 from ...sharding import DATA
-from .. import quantize
 from ..attention import attend_spread
-from ..layers import Linear, Norm, product
+from ..layers import Linear, Norm, columns, product
 from .config import EncoderDecoderConfig
 from .encoder import AttentionProjections, Encoder, EncoderBlock, table_of
 from .relative_positions import spread_bias
@@ -160,8 +159,7 @@ class EncoderDecoder(nnx.Module):
         return self.head(hidden, batch)
 
     def _embed(self, tokens):
-        dtype = self.norm.weight[...].dtype
-        return quantize.take(self.embedding[...], tokens.reshape(-1), dtype).T
+        return columns(self.embedding[...], tokens, self.norm.weight[...].dtype)
 
     def _bias(self, positions, keys, axis):
         """The bias on scores, float32 ``[B, K, 1, N, keys]``; None without keys."""
