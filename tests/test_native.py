@@ -77,6 +77,17 @@ def test_argmax_is_the_first_of_the_greatest_and_none_where_that_is_not_finite(s
     assert np.asarray(jax.jit(calls.argmax)(x)).tolist() == wanted.tolist()
 
 
+@needs_kernels
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_rows_of_a_table_as_columns_and_copies_are_those_of_xla_with_their_derivatives(dtype):
+    table, index = jnp.asarray(normal(50, 24), dtype), jnp.asarray([3, -1, 77, 0])
+    for some in (index, index[:1], index[:0]):
+        rows = lambda t, some=some: calls.copy(calls.columns(t, some)).T  # noqa: E731
+        wanted = lambda t, some=some: t[some].astype(jnp.float32)  # noqa: E731
+        for f in (lambda g: g, lambda g: jax.grad(lambda t: jnp.sum(g(t) ** 3))):
+            assert jnp.array_equal(jax.jit(f(rows))(table), jax.jit(f(wanted))(table))
+
+
 def test_weights_of_products_are_cast_where_that_loses_nothing_and_something_stays():
     exact = jnp.asarray([[1.0, 0.5], [-3.0, 256.0]])
     params = {"a": {"weight": exact}, "b": {"weight": exact + 1e-6}, "embedding": exact}

@@ -71,6 +71,9 @@ void PackTall(const TallRows& w, int64_t k, int64_t deep, int tall, uint8_t* to,
       UNROLL
       for (int j = 0; j < kLanes; ++j)
         r[j] = _mm512_maskz_loadu_epi8(j < rows ? held : 0, from + (j < rows ? j : 0) * w.bytes + i);
+      UNROLL
+      for (int j = 0; j < kLanes; ++j)  // of the next rows
+        __builtin_prefetch(from + (kLanes + j) * w.bytes + i);
       Turn(r);
       const auto put = [&](int64_t step, __m512i bytes) {
         _mm512_storeu_si512(to + (step * tall + v) * kBytes, bytes);

@@ -30,15 +30,27 @@ inline void PackTile(const float* x, int64_t pitch, int64_t columns, int64_t in,
   }
 }
 
+// The inputs that follow of the rows that are summed: where the first columns meet the rows, a line
+// of each is fetched with every `inputs` inputs, since the weights of a prompt of a few dozen tokens
+// are awaited longer than they are multiplied.
+struct Following {
+  Fetch* fetch;
+  int64_t inputs;
+};
+
 // Sums of R rows, `stride` apart, and V vectors of columns over `inputs`, added to y [R, columns]
 // or put there.
 template <int R, int V>
 ALWAYS_INLINE void SumTile(const float* w, int64_t stride, const float* x, int64_t inputs, float* y,
-                           int64_t pitch, bool add) {
+                           int64_t pitch, bool add, Following next) {
   Vec sum[R * V];
   UNROLL
   for (int i = 0; i < R * V; ++i) sum[i] = Vec{};
   for (int64_t k = 0; k < inputs; ++k) {
+    if (next.fetch != nullptr && k % next.inputs == 0) {
+      UNROLL
+      for (int r = 0; r < R; ++r) next.fetch->Next();
+    }
     Vec b[V];
     UNROLL
     for (int v = 0; v < V; ++v) b[v] = Once(Load(x + k * kTileColumns + v * kLanes));
@@ -61,17 +73,17 @@ ALWAYS_INLINE void SumTile(const float* w, int64_t stride, const float* x, int64
 
 template <int V>
 void SumRows(const float* w, int64_t stride, const float* x, int64_t inputs, int64_t rows, float* y,
-             int64_t pitch, bool add) {
+             int64_t pitch, bool add, Following next) {
   int64_t r = 0;
   for (; r + kTileRows <= rows; r += kTileRows)
-    SumTile<kTileRows, V>(w + r * stride, stride, x, inputs, y + r * pitch, pitch, add);
+    SumTile<kTileRows, V>(w + r * stride, stride, x, inputs, y + r * pitch, pitch, add, next);
   for (; r + 2 <= rows; r += 2)
-    SumTile<2, V>(w + r * stride, stride, x, inputs, y + r * pitch, pitch, add);
-  if (r < rows) SumTile<1, V>(w + r * stride, stride, x, inputs, y + r * pitch, pitch, add);
+    SumTile<2, V>(w + r * stride, stride, x, inputs, y + r * pitch, pitch, add, next);
+  if (r < rows) SumTile<1, V>(w + r * stride, stride, x, inputs, y + r * pitch, pitch, add, next);
 }
 
 using SumsOfRows = void (*)(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t,
-                            bool);
+                            bool, Following);
 template <int... V>
 constexpr std::array<SumsOfRows, sizeof...(V)> SumTable(std::integer_sequence<int, V...>) {
   return {{&SumRows<V + 1>...}};
@@ -84,7 +96,10 @@ inline const float* AsFloats(const float* w, int64_t, int64_t, int64_t*) { retur
 inline const float* AsFloats(const Half* w, int64_t rows, int64_t inputs, int64_t* stride) {
   float* to = Scratch(2, kRowsOfTask * kInputs);
   for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t k = 0; k < inputs; ++k) to[r * kInputs + k] = Number(w[r * *stride + k]);
+    const Half* from = w + r * *stride;
+    int64_t k = 0;
+    for (; k + kLanes <= inputs; k += kLanes) Store(to + r * kInputs + k, Load(from + k));
+    for (; k < inputs; ++k) to[r * kInputs + k] = Number(from[k]);
   }
   *stride = kInputs;
   return to;
@@ -98,10 +113,13 @@ void ManySums(const Weight* weight, const float* packed, int64_t in, int64_t hei
     const int64_t inputs = std::min(kInputs, in - k);
     int64_t stride = in;
     const float* w = AsFloats(weight + k, height, inputs, &stride);
+    const int64_t left = std::min(kInputs, in - k - inputs), size = sizeof(Weight);
+    Fetch fetch(weight + k + inputs, left * size, in * size);
     for (int64_t m = 0; m < columns; m += kTileColumns) {
       const int64_t vectors = (std::min(kTileColumns, columns - m) + kLanes - 1) / kLanes;
       const float* x = packed + m * in + k * kTileColumns;
-      kSumRows[vectors - 1](w, stride, x, inputs, height, y + m, pitch, k > 0);
+      kSumRows[vectors - 1](w, stride, x, inputs, height, y + m, pitch, k > 0,
+                             {m == 0 && left > 0 ? &fetch : nullptr, kLine / size});
     }
   }
 }
