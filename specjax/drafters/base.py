@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 
-from ..types import Drafter
+from ..types import Drafter, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,3 +71,51 @@ class CombinedDrafter(ChainDrafter):
     @property
     def can_rewind(self) -> bool:
         return all(part.can_rewind for part in self.parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class SeveralDrafters(CombinedDrafter):
+    """A drafter made of several drafters side by side or in turn; ``params["drafter"]`` is a tuple,
+    the weights of each.
+
+    Attributes:
+      num_draft: follows from the drafters.
+      drafters: at least two drafters.
+
+    Raises:
+      ValueError: there are fewer than two.
+    """
+
+    num_draft: int = 0
+    drafters: tuple[Drafter, ...] = ()
+
+    def __post_init__(self):
+        if len(self.drafters) < 2:
+            kind, count = type(self).__name__, len(self.drafters)
+            raise ValueError(f"{kind} of {count} drafters: give at least two")
+        object.__setattr__(self, "num_draft", sum(d.num_draft for d in self.drafters))
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return self.drafters
+
+    def beside(self, num_tokens):
+        drafters = tuple(drafter.beside(num_tokens) for drafter in self.drafters)
+        return dataclasses.replace(self, drafters=drafters)
+
+    def shard(self, params, mesh):
+        """The weights of all drafters on a mesh; see ``sharding.place``."""
+        return tuple(d.shard(own, mesh) for d, own in self.with_weights(params))
+
+    def with_weights(self, params) -> list[tuple[Drafter, PyTree]]:
+        """Each drafter with its weights.
+
+        Raises:
+          ValueError: ``params`` is no tuple of as many.
+        """
+        if not isinstance(params, tuple | list) or len(params) != len(self.drafters):
+            raise ValueError(
+                f"params['drafter'] of a {type(self).__name__} must be a tuple of "
+                f"{len(self.drafters)}, the weights of each drafter (None for one without)"
+            )
+        return list(zip(self.drafters, params, strict=True))

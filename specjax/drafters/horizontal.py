@@ -38,7 +38,7 @@ from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass
 from ..sampling import processors
 from ..types import POINT_MASS, Context, Draft, Drafter, PyTree, Segment
-from .base import CombinedDrafter
+from .base import SeveralDrafters
 from .cascade_levels import levels
 from .hybrid import drafts_chains
 from .self_draft import SelfDraft
@@ -85,7 +85,7 @@ class _Chain:
 
 
 @dataclasses.dataclass(frozen=True)
-class Horizontal(CombinedDrafter):
+class Horizontal(SeveralDrafters):
     """Drafts a chain with several drafters, each after the tokens of those before it.
 
     ``params["drafter"]`` is a tuple, the weights of each. A drafter after the first keeps a state
@@ -105,18 +105,13 @@ class Horizontal(CombinedDrafter):
       ValueError: there are fewer than two, or one of them cannot draft there.
     """
 
-    num_draft: int = 0
-    drafters: tuple[Drafter, ...] = ()
     can_rest = True
 
     def __post_init__(self):
-        if len(self.drafters) < 2:
-            raise ValueError(f"Horizontal of {len(self.drafters)} drafters: give at least two")
         for i, drafter in enumerate(self.drafters):
             _check(drafter, i)
-        total = sum(drafter.num_draft for drafter in self.drafters)
-        object.__setattr__(self, "num_draft", total)
-        drafters = (drafter.beside(total + 1) for drafter in self.drafters)
+        super().__post_init__()
+        drafters = (drafter.beside(self.num_draft + 1) for drafter in self.drafters)
         object.__setattr__(self, "drafters", self._rewindable(tuple(drafters)))
 
     def _rewindable(self, drafters, num_tokens: int = 0) -> tuple[Drafter, ...]:
@@ -137,14 +132,6 @@ class Horizontal(CombinedDrafter):
     def name(self) -> str:
         return f"horizontal({', '.join(drafter.name for drafter in self.drafters)})"
 
-    @property
-    def parts(self) -> tuple[Drafter, ...]:
-        return self.drafters
-
-    def beside(self, num_tokens):
-        drafters = tuple(drafter.beside(num_tokens) for drafter in self.drafters)
-        return dataclasses.replace(self, drafters=drafters)
-
     def lagging(self, num_tokens):
         drafters = tuple(drafter.lagging(num_tokens) for drafter in self.drafters)
         return dataclasses.replace(self, drafters=drafters)
@@ -152,19 +139,10 @@ class Horizontal(CombinedDrafter):
     def rewindable(self, num_tokens):
         return dataclasses.replace(self, drafters=self._rewindable(self.drafters, num_tokens))
 
-    def shard(self, params, mesh):
-        """The weights of all drafters on a mesh; see ``sharding.place``."""
-        return tuple(d.shard(own, mesh) for d, own in zip(self.drafters, params, strict=True))
-
     def init(self, params, target_params, batch, capacity, inputs=None):
-        if not isinstance(params, tuple | list) or len(params) != len(self.drafters):
-            raise ValueError(
-                f"params['drafter'] of a Horizontal must be a tuple of {len(self.drafters)}, the "
-                "weights of each drafter (None for one without)"
-            )
         states = (
             drafter.init(own, target_params, batch, capacity + self._before(i), inputs)
-            for i, (drafter, own) in enumerate(zip(self.drafters, params, strict=True))
+            for i, (drafter, own) in enumerate(self.with_weights(params))
         )
         return HorizontalState(inner=tuple(states))
 

@@ -24,8 +24,8 @@ import numpy as np
 
 from .. import trees
 from .._internal.pytree import pytree_dataclass
-from ..types import Draft, Drafter, PyTree
-from .base import CombinedDrafter
+from ..types import Draft, PyTree
+from .base import SeveralDrafters
 from .shared_round import round_of, scores_of
 
 
@@ -38,7 +38,7 @@ class UnionState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Union(CombinedDrafter):
+class Union(SeveralDrafters):
     """Several drafters that all propose below the same root.
 
     ``params["drafter"]`` is a tuple, the weights of each. A drafter that lags reads what the others
@@ -51,14 +51,6 @@ class Union(CombinedDrafter):
       ValueError: there are fewer than two.
     """
 
-    num_draft: int = 0
-    drafters: tuple[Drafter, ...] = ()
-
-    def __post_init__(self):
-        if len(self.drafters) < 2:
-            raise ValueError(f"Union of {len(self.drafters)} drafters: give at least two")
-        object.__setattr__(self, "num_draft", sum(d.num_draft for d in self.drafters))
-
     @property
     def name(self) -> str:
         return f"union({', '.join(d.name for d in self.drafters)})"
@@ -68,34 +60,17 @@ class Union(CombinedDrafter):
         return max(d.depth for d in self.drafters)
 
     @property
-    def parts(self) -> tuple[Drafter, ...]:
-        return self.drafters
-
-    @property
     def can_rest(self) -> bool:
         return all(drafter.can_rest for drafter in self.drafters)
-
-    def beside(self, num_tokens):
-        drafters = tuple(drafter.beside(num_tokens) for drafter in self.drafters)
-        return dataclasses.replace(self, drafters=drafters)
 
     def rewindable(self, num_tokens):
         drafters = tuple(drafter.rewindable(num_tokens) for drafter in self.drafters)
         return dataclasses.replace(self, drafters=drafters)
 
-    def shard(self, params, mesh):
-        """The weights of all drafters on a mesh; see ``sharding.place``."""
-        return tuple(d.shard(own, mesh) for d, own in zip(self.drafters, params, strict=True))
-
     def init(self, params, target_params, batch, capacity, inputs=None):
-        if not isinstance(params, tuple | list) or len(params) != len(self.drafters):
-            raise ValueError(
-                f"params['drafter'] of a Union must be a tuple of {len(self.drafters)}, the "
-                "weights of each drafter (None for one without)"
-            )
         states = (
             drafter.init(own, target_params, batch, capacity, inputs)
-            for drafter, own in zip(self.drafters, params, strict=True)
+            for drafter, own in self.with_weights(params)
         )
         return UnionState(inner=tuple(states))
 
