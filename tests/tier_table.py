@@ -8,6 +8,7 @@ tiers, and says how the tests of a file are compiled and on how many devices the
 
 from __future__ import annotations
 
+from tier_delays import delayed
 from tier_folders import DEFAULT, EVERYTHING, FOLDERS, FULL, MERGE, TIERS
 
 __all__ = ["DEFAULT", "EVERYTHING", "FULL", "MERGE", "TABLE", "TIERS"]
@@ -27,7 +28,7 @@ DRAWN = (  # drafter and rule: ways to draw siblings and kinds of state once
 MESHED = "draft|ngram|medusa|hydra prefix|eagle|mtp|adaptive eagle3|tree per row|hybrid draft"
 
 # A file, or a folder (its name ends in "/"): its tier, or tiers of its tests by the first match.
-TABLE = {
+LINES = {
     "test_acceptance.py": [
         (r"traversal_keeps.*\[(hub|distinct)", FULL),
         (r"exactly\[(kseq-iid-topology10|traversal-hub)", MERGE),
@@ -241,8 +242,7 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
     "test_native.py": [
-        (r"narrower_vectors.*avx2?\]", FULL),
-        ("narrower_vectors", MERGE),
+        ("narrower_vectors", FULL),
         ("loop_on_kernels", FULL),
         ("derivatives|long_prompt|without_a_warning", MERGE),
     ],
@@ -402,3 +402,4 @@ TABLE = {
         (EVERYTHING, FULL),
     ],
 } | FOLDERS
+TABLE = delayed(LINES)
