@@ -155,7 +155,8 @@ def slow_block(config, w, features, root, table, fault=None, shown=(MASK,) * MAS
     for i in range(config.layers.num_layers):
         sees, block = np.ones((len(x), len(of)), bool), w["layers"]["blocks"][i]
         window = config.layers.window_of(i)
-        if window is not None or fault == "causal":
+        causal = window is not None if config.causal is None else config.causal
+        if (causal or fault == "causal") and fault != "both ways":
             sees &= of <= at[:, None]
         if window is not None:
             sees &= of > at[:, None] - window

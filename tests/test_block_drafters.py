@@ -36,6 +36,9 @@ BLOCKS = {
     "a causal layer with a window": BlockConfig(
         layers=WINDOWED, block_size=MASKS + 1, mask_token=MASK, target_layers=(2,)
     ),
+    "all layers causal": BlockConfig(  # JetSpec's, here with a window in the first layer
+        layers=WINDOWED, block_size=MASKS + 1, mask_token=MASK, target_layers=(0, 2), causal=True
+    ),
 }
 
 
@@ -71,7 +74,12 @@ def slow_heads(config, w, features, fault=None):
     return rms(np.stack(states), w["layers"]["norm"]["weight"])
 
 
-FAULTS = ("causal", "features shifted", "positions off by one")
+FAULTS = ("features shifted", "positions off by one")
+MASKINGS = {
+    "bidirectional": ("causal",),
+    "a causal layer with a window": ("causal", "both ways"),
+    "all layers causal": ("both ways",),
+}
 
 
 @pytest.mark.parametrize("name", [*BLOCKS, "parallel heads"])
@@ -100,7 +108,7 @@ def test_logits_are_those_of_a_slow_drafter_without_a_cache_and_its_broken_twins
 
     for row in range(BATCH):
         np.testing.assert_allclose(found[row], slow(row), atol=2e-4)
-        for fault in FAULTS if name == "bidirectional" else FAULTS[1:]:
+        for fault in FAULTS + MASKINGS.get(name, ()):
             assert np.abs(found[row] - slow(row, fault)).max() > 0.01, fault
 
 

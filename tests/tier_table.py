@@ -57,7 +57,7 @@ LINES = {
     "test_bayesian_layers.py": [("command|one_program", FULL)],
     "test_bigram.py": [(r"fault|refused|many|decides\[2", DEFAULT), (EVERYTHING, MERGE)],
     "test_block_drafters.py": [
-        (r"broken_twins.*(parallel heads|bidirectional)", MERGE),
+        (r"broken_twins.*(parallel heads|bidirectional|a causal layer)", MERGE),
         ("broken_twins|bad_shapes", DEFAULT),
         ("whole_rows", FULL),
     ],

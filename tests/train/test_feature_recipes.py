@@ -42,6 +42,7 @@ RECIPES = {
     "eagle": ["top_k=4", "noise=0.1"],  # HASS's loss, and the noise
     "mtp": ["share_layers=false"],
     "block": ["layers=[1]", "num_layers=1", "num_anchors=6"],
+    "jetspec": ["layers=[1]", "num_layers=1", "num_anchors=6", "causal=true"],
     "dspark": ["layers=[1]", "num_layers=1", "num_anchors=6", "markov=rnn", "markov_rank=3"],
     "specdiff": ["layers=[1]", "num_layers=1", "num_anchors=6", "masking=suffix"],
     "domino": ["layers=[1]", "num_layers=1", "num_anchors=6", "rank=3", "gru_size=5"],
@@ -54,7 +55,7 @@ RECIPES["dflash2"] += ["num_candidates=9", "base_share=1"]
 RECIPES["lilicorr"] = ["kind=lilicorr", "layers=[1]", "num_layers=1", "num_anchors=6", *LATTICE]
 MODULES = {"eagle3": eagle3, "narrow": eagle3, "p-eagle": eagle3, "eagle": eagle, "mtp": mtp}
 BLOCKS = {"block": block, "dspark": dspark, "domino": block_heads, "xpress": block_heads}
-BLOCKS |= {"lilicorr": block_heads, "dflash2": block_heads, "specdiff": specdiff}
+BLOCKS |= {"lilicorr": block_heads, "dflash2": block_heads, "specdiff": specdiff, "jetspec": block}
 MODULES |= BLOCKS
 
 
@@ -79,6 +80,8 @@ def test_a_recipe_lowers_its_loss_and_what_it_exports_loads_back(place, name):
     lm = specjax.load(teacher.partition("=")[2])
     found = specjax.load_drafter(root / name / "model", lm)
     assert found.drafter.config == make(place, name)[2].drafter.config
+    if name in BLOCKS:
+        assert found.drafter.config.causal is (True if name == "jetspec" else None)
 
 
 def test_heads_that_no_layout_holds_are_refused_before_they_are_trained(place, capsys):
