@@ -4,17 +4,23 @@ The heads of the embedded target draft held-out prompts with their most probable
 with tokens that are drawn independently (``iid``) and, in trees, without replacement
 (``distinct``). A finished row is not measured again. The figures are counts, so that neither the
 machine nor its load changes them, but for the rounding of logits.
+
+Without arguments these are heads that ship. ``NAME=FOLDER ...`` measures heads of one's own::
+
+    python -m benchmarks.drawn DSpark=runs/dspark/model --lengths 2 3 --trees 3x2x1 --out FOLDER
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
 import specjax
 
-from . import heldout, runner
+from . import head_rows, heldout, runner
+from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "drawn"
 HEADS = (
@@ -22,6 +28,7 @@ HEADS = (
     *(("mtp", {"num": 2}), ("hydra", {"num": 2}), ("medusa", {"num": 1})),
 )
 TEMPERATURES = (0.1, 0.3, 0.7, 1.0)
+HEAD = "heads"  # those that are given, in the header
 
 
 def tau(lm, prompts, drafter: str, drafting, temperature: float, new: int) -> dict:
@@ -34,49 +41,82 @@ def tau(lm, prompts, drafter: str, drafting, temperature: float, new: int) -> di
 def main(arguments: list[str] | None = None) -> int:
     """Measures all rows and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("heads", nargs="*", metavar="[NAME=]FOLDER", help="other heads")
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--new", type=int, default=64, help="new tokens of each prompt")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    usual = dict(lengths=[2], trees=["3x2x1"], siblings=["top", "iid", "distinct"])
+    head_rows.add_shapes(parser, TEMPERATURES, **usual)
     args = parser.parse_args(arguments)
-    header = {"suite": "drawn", "prompts": args.prompts, "new": args.new, **runner.where()}
-    kept = runner.Kept(args.out, header, fresh=False)
+    if 0 in args.temperatures:
+        parser.error("--temperatures 0: tokens are drawn above temperature 0 alone")
+    if not args.heads and (args.lengths, args.trees) != (usual["lengths"], usual["trees"]):
+        parser.error("--lengths and --trees are for heads that are given as NAME=FOLDER")
+    own = {HEAD: args.heads} if args.heads else {}
+    header = {"suite": "drawn", **own, "prompts": args.prompts, "new": args.new, **runner.where()}
     lm, prompts = specjax.load("embedded"), heldout.prompts(args.prompts)
-    rows = [
-        {"temperature": t, "drafter": drafter, **shape, "how": how}
-        for t in TEMPERATURES
-        for drafter, shape in HEADS
-        for how in (("top", "iid", "distinct") if "tree" in shape else ("top", "iid"))
-    ]
+    named = head_rows.named(args.heads)
+    head_rows.check_heads(lm, prompts[0], named.values())
+    kept = runner.Kept(args.out, header, fresh=False)
+    rows = rows_of(args, named)
     for row in (row for row in rows if row not in kept.finished):
-        shape = {name: row[name] for name in ("num", "tree") if name in row}
-        drafting = specjax.Drafting(sibling_sampling=row["how"], **shape)
-        figures = tau(lm, prompts, row["drafter"], drafting, row["temperature"], args.new)
-        kept.add({"row": row, "figures": figures})
-        print(row, f"{figures['tau']:.2f}", flush=True)
-    found = [(line["row"], line["figures"]) for line in kept.outcomes(rows)]
-    (args.out / "README.md").write_text(page(header, found), encoding="utf-8")
+        asked = {"siblings" if name == "how" else name: value for name, value in row.items()}
+        line: dict = {"row": row, "figures": {}}
+        if reason := head_rows.refusal(lm, prompts[0], row["drafter"], asked):
+            line["refused"] = reason
+        else:
+            drafting = head_rows.drafting_of(asked)
+            how = row["drafter"], drafting, row["temperature"], args.new
+            line["figures"] = tau(lm, prompts, *how)
+        kept.add(line)
+        print(row, line.get("refused") or f"{line['figures']['tau']:.2f}", flush=True)
+    (args.out / "README.md").write_text(page(kept.header, kept.outcomes(rows)), encoding="utf-8")
     return 0
 
 
-def page(header: dict, found: list) -> str:
-    """The page of the results."""
-    facts = ", ".join(f"{name} {value}" for name, value in header.items() if value)
-    cells: dict[tuple, dict[str, str]] = {}
-    for row, f in found:
-        key = row["temperature"], f"{row['drafter']}, {row.get('tree') or row['num']}"
-        told = f"{f['tau']:.2f} [{f['low']:.2f}, {f['high']:.2f}]"
-        cells.setdefault(key, {})[row["how"]] = told
-    lines = [
-        f"| {t:g} | {what} | {own['top']} | {own['iid']} | {own.get('distinct', '')} |"
-        for (t, what), own in cells.items()
+def rows_of(args: argparse.Namespace, named: dict[str, str]) -> list[dict]:
+    """The rows of the heads that are given, else those of the heads that ship; ``name`` is in a
+    row where it is another than the drafter's."""
+    shapes: list[dict] = [*({"num": n} for n in args.lengths), *({"tree": t} for t in args.trees)]
+    heads = [
+        {"drafter": drafter} | ({} if name == drafter else {"name": name})
+        for name, drafter in named.items()
     ]
+    own = [(which, shape) for which in heads for shape in shapes]
+    shipped = [({"drafter": drafter}, shape) for drafter, shape in HEADS]
+    return [
+        {"temperature": t, **which, **shape, "how": how}
+        for t in args.temperatures
+        for which, shape in (own if named else shipped)
+        for how in args.siblings
+        if "tree" in shape or how in head_rows.CHAINS
+    ]
+
+
+def page(header: dict, lines: list[dict]) -> str:
+    """The page of the results, of the lines that are kept of rows."""
+    facts = ", ".join(f"{name} {value}" for name, value in header.items() if value and name != HEAD)
+    found: dict[tuple, dict[str, str]] = {}
+    refused: dict[str, None] = {}
+    for line in lines:
+        row, f = line["row"], line["figures"]
+        what = row.get("name", row["drafter"])
+        key = row["temperature"], f"{what}, {row.get('tree') or row['num']}"
+        told = f"{f['tau']:.2f} [{f['low']:.2f}, {f['high']:.2f}]" if f else "–"
+        found.setdefault(key, {})[row["how"]] = told
+        if "refused" in line:
+            refused[f"\n{key[1]}, `{row['how']}`: {line['refused']}\n"] = None
+    ways = ["top", "iid", "distinct", *["hub"] * any("hub" in own for own in found.values())]
+    columns = {"T": lambda key, own: f"{key[0]:g}"}
+    columns |= {"drafter, tokens a round or tree": lambda key, own: key[1]}
+    columns |= {f"`{how}`": lambda key, own, how=how: own.get(how, "") for how in ways}
+    command = shlex.join(["python", "-m", "benchmarks.drawn", *header.get(HEAD, ())])
     return (
-        "# How heads choose tokens above temperature 0\n\n`python -m benchmarks.drawn`\n\n"
-        f"{facts}.\n\nThe heads of the embedded target on held-out prompts: τ, the tokens that a "
-        "round emits, with an interval of 95 % over the prompts. `top`: the most probable tokens "
-        "of the head; `iid`: tokens drawn independently from its law; `distinct`: drawn without "
-        "replacement.\n\n| T | drafter, tokens a round or tree | `top` | `iid` | `distinct` |\n"
-        "|---|---|---|---|---|\n" + "\n".join(lines) + "\n"
+        "# How heads choose tokens above temperature 0\n\n"
+        f"`{command}`\n\n{facts}.\n\nThe heads of the embedded target on held-out prompts: τ, the "
+        "tokens that a round emits, with an interval of 95 % over the prompts. `top`: the most "
+        "probable tokens of the head; `iid`: tokens drawn independently from its law; `distinct`: "
+        f"drawn without replacement.\n\n{cells.table(columns, found.items())}\n{''.join(refused)}"
     )
 
 

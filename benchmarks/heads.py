@@ -4,6 +4,14 @@ Each folder is what a recipe exported; ``NAME=FOLDER`` gives it another name. A 
 ``eagle3`` takes a head that ships. All heads and plain decoding decode the same held-out prompts in
 turn, with a chain at temperatures 0 and 1 and with a tree at 0, so that speed, tau and acceptance
 come from one run. Needs an idle machine. A finished row is kept.
+
+Other rows, beside those that are kept::
+
+    --lengths 2 5 --trees 3x2x1 2x1x1 --temperatures 0 1      every shape at every temperature
+    --lengths 3 --trees 3x2x1 --siblings top iid distinct      above 0, how tokens are proposed
+    --policies auto auto:schedule --batches 1 8                a policy chooses the length
+
+A head that a shape does not suit is left out of that row, and the page says why.
 """
 
 from __future__ import annotations
@@ -15,9 +23,8 @@ from pathlib import Path
 
 import specjax
 from specjax._internal import compile_cache
-from specjax.text.options import Drafting
 
-from . import heldout, runner
+from . import head_rows, heldout, runner
 from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "heads"
@@ -35,39 +42,57 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--new", type=int, default=128, help="new tokens of each prompt")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    head_rows.add_shapes(parser, (0.0, 1.0))
+    head_rows.add_policies(parser)
     args = parser.parse_args(arguments)
+    asked = head_rows.rows_of(args) or head_rows.with_siblings(WAYS, args.siblings)
+    if args.prompts < (most := max(row.get("batch", 1) for row in asked)):
+        parser.error(f"--prompts {args.prompts}: rows with {most} requests need at least {most}")
     compile_cache.enable()  # a run that was interrupted finds its programs again
-    named = dict(one.rpartition("=")[::2] if "=" in one else (one, one) for one in args.heads)
+    named = head_rows.named(args.heads)
     facts = {"suite": "heads", "heads": args.heads, "prompts": args.prompts, "new": args.new}
     header = {**facts, **runner.where()}
+    lm, prompts = specjax.load("embedded"), heldout.prompts(args.prompts)
+    head_rows.check_heads(lm, prompts[0], named.values())
     kept = runner.Kept(args.out, header, fresh=False)
     print(
-        f"{len(named)} heads, {len(WAYS)} rows; each begins with a program for each head",
+        f"{len(named)} heads, {len(asked)} rows; each begins with a program for each head",
         flush=True,
     )
-    lm, prompts = specjax.load("embedded"), heldout.prompts(args.prompts)
-    for way in (way for way in WAYS if way not in kept.finished):
-        shape = {name: way[name] for name in ("num", "tree") if name in way}
-        ways = [(folder, Drafting(**shape)) for folder in named.values()]
-        sampling = [specjax.Sampling(temperature=way["temperature"])] * args.prompts
-        found = heldout.measure_model(lm, ways, prompts, sampling, args.new, heldout.REPETITIONS)
-        kept.add({"row": way, "figures": dict(zip(named, found, strict=True))})
-        for name, figures in zip(named, found, strict=True):
-            print(way, name, f"{figures['ratio_rounds']['median']:.2f}", flush=True)
-    rows = [(line["row"], line["figures"]) for line in kept.outcomes(list(WAYS))]
-    (args.out / "README.md").write_text(page(header, rows), encoding="utf-8")
+    for row in (row for row in asked if row not in kept.finished):
+        refused = {name: head_rows.refusal(lm, prompts[0], x, row) for name, x in named.items()}
+        refused = {name: reason for name, reason in refused.items() if reason}
+        able = {name: drafter for name, drafter in named.items() if name not in refused}
+        ways = [(drafter, head_rows.drafting_of(row)) for drafter in able.values()]
+        batch = row.get("batch", 1)
+        count = args.prompts // batch
+        texts, sampling = prompts[: count * batch], [head_rows.sampling_of(row)] * count
+        how = args.new, heldout.REPETITIONS
+        found = heldout.measure_model(lm, ways, texts, sampling, *how) if ways else []
+        line = {"row": row, "figures": dict(zip(able, found, strict=True))}
+        kept.add(line | ({"refused": refused} if refused else {}))
+        for name, figures in line["figures"].items():
+            print(head_rows.label(row), name, f"{figures['ratio_rounds']['median']:.2f}")
+        sys.stdout.flush()
+    rows = [*(line["row"] for line in kept.lines), *asked]
+    rows = [row for index, row in enumerate(rows) if row not in rows[:index]]
+    (args.out / "README.md").write_text(page(kept.header, kept.outcomes(rows)), encoding="utf-8")
     return 0
 
 
-def page(header: dict, rows: list) -> str:
-    """The page of the results."""
+def page(header: dict, lines: list[dict]) -> str:
+    """The page of the results, of the lines that are kept of rows."""
     facts = ", ".join(f"{k} {v}" for k, v in header.items() if v and k not in ("suite", "heads"))
+    batched = any("batch" in line["row"] for line in lines)
+    together = (
+        ", or of as many together as a title says" if batched else " of one request at a time"
+    )
     text = (
         "# Trained heads side by side\n\n```sh\npython -m benchmarks.heads "
         + shlex.join(header["heads"])
         + "\n```\n\n"
         f"{facts}.\n\nHeads of the embedded target on held-out prompts, in turn with plain "
-        "decoding of one request at a time. τ: tokens that a round emits. *Rounds* and *whole*: "
+        f"decoding{together}. τ: tokens that a round emits. *Rounds* and *whole*: "
         "how many times as fast as plain decoding, without and with the reading of the prompt; "
         "intervals of 95 % are over the prompts. *Round*: its time in plain steps. *Accepted*: the "
         "share of rounds in which a draft position was accepted.\n"
@@ -83,10 +108,16 @@ def page(header: dict, rows: list) -> str:
         "accepted": lambda name, f: ", ".join(map(cells.share, f["acceptance_by_position"])),
         "same text": lambda name, f: f["identical"] or "T > 0",
     }
-    for way, figures in rows:
-        shape = f"tree {way['tree']}" if "tree" in way else f"{way['num']} tokens a round"
+    for line in lines:
+        row, figures = line["row"], line["figures"]
         best = sorted(figures.items(), key=lambda one: -one[1]["ratio_rounds"]["median"])
-        text += f"\n## T = {way['temperature']:g}, {shape}\n\n{cells.table(columns, best)}\n"
+        text += f"\n## {head_rows.label(row)}\n\n{cells.table(columns, best)}\n"
+        if best and isinstance(row.get("num"), str):
+            name, least = best[-1]
+            told = cells.ratio(least["ratio_rounds"])
+            text += f"\nThe least ratio of rounds is that of {name}: {told}.\n"
+        for name, reason in line.get("refused", {}).items():
+            text += f"\nWithout {name}: {reason}\n"
     return text
 
 

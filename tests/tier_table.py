@@ -184,6 +184,7 @@ LINES = {
     "test_fixed_bits.py": [("fault", DEFAULT), (r"tree|1100|\[100|toy", MERGE), (EVERYTHING, FULL)],
     "test_forty_lines.py": [("one_law", MERGE)],
     "test_grown.py": FULL,
+    "test_head_benchmarks.py": [("measured_together|in_folders", MERGE)],
     "test_heads.py": [("authors_code|is_named|what_is_wrong", MERGE), (EVERYTHING, FULL)],
     "test_heads_decode.py": MERGE,
     "test_heldout.py": [("worth_its_name", MERGE), (EVERYTHING, FULL)],

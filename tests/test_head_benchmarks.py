@@ -1,0 +1,124 @@
+"""The scripts that measure heads: their rows, their pages, and rows that were stored before."""
+
+import argparse
+import json
+import re
+
+import pytest
+
+import specjax
+from benchmarks import drawn, head_rows, heads, heldout, runner
+
+
+def stored(folder):
+    """The header and the lines of a folder of results, and its page."""
+    header, *lines = map(json.loads, (folder / runner.KEPT).read_text("utf-8").splitlines())
+    return header, lines, (folder / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("script", [heads, drawn])
+def test_rows_that_were_stored_before_give_the_page_that_is_stored(script):
+    header, lines, page = stored(script.RESULTS)
+    assert script.page(header, lines) == page
+
+
+def asked(*words, **usual):
+    parser = argparse.ArgumentParser()
+    head_rows.add_shapes(parser, (0.0, 1.0), **usual)
+    head_rows.add_policies(parser)
+    return head_rows.rows_of(parser.parse_args(words))
+
+
+def test_shapes_are_measured_at_every_temperature_and_ways_to_draw_above_zero_alone():
+    assert asked() == []
+    words = "--lengths 2 --trees 3x1 --siblings top iid distinct".split()
+    assert asked(*words) == [
+        {"temperature": 0.0, "num": 2},
+        {"temperature": 0.0, "tree": "3x1"},
+        {"temperature": 1.0, "num": 2, "siblings": "top"},
+        {"temperature": 1.0, "num": 2, "siblings": "iid"},
+        *({"temperature": 1.0, "tree": "3x1", "siblings": x} for x in ("top", "iid", "distinct")),
+    ]
+    assert asked("--temperatures", "0", "--policies", "auto:schedule") == [
+        {"temperature": 0.0, "num": "auto:schedule"},
+        {"temperature": 0.0, "num": "auto:schedule", "batch": 8},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lengths", "0"], "'0' is no number above 0"),
+        (["--trees", "3y2"], "--trees: "),
+        (["--policies", "goodput"], "neither auto nor auto:POLICY"),
+        (["--policies", "auto:shedule"], "schedule"),
+        (["--siblings", "best"], "invalid choice: 'best'"),
+    ],
+)
+def test_rows_that_cannot_be_are_refused(words, message, capsys):
+    with pytest.raises(SystemExit):
+        asked(*words)
+    assert message in capsys.readouterr().err
+
+
+RATIO = {"median": 1.2, "low": 1.1, "high": 1.3, "confidence": 0.95}
+FIGURES = {"ratio_rounds": RATIO, "ratio_whole": RATIO, "tau": 2.0, "seconds_per_round": 2.0}
+FIGURES |= {"seconds_per_plain_step": 1.0, "acceptance_by_position": [0.5], "identical": None}
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What is measured: the drafters, the number of prompts and the batch of each call."""
+    calls = []
+
+    def measure(lm, ways, texts, samplings, new, repetitions):
+        calls.append(([name for name, _ in ways], len(texts), len(texts) // len(samplings)))
+        return [FIGURES for _ in ways]
+
+    monkeypatch.setattr(heldout, "measure_model", measure)
+    monkeypatch.setattr(heads.compile_cache, "enable", lambda: None)  # it holds for the process
+    return calls
+
+
+def test_heads_are_measured_together_and_one_that_a_shape_does_not_suit_is_left_out(
+    measured, tmp_path
+):
+    words = ["Own=eagle3", "medusa", "--prompts", "9", "--temperatures", "0", "--out"]
+    assert heads.main([*words, str(tmp_path), "--lengths", "9"]) == 0
+    assert measured.pop() == (["eagle3"], 9, 1)
+    page = (tmp_path / "README.md").read_text("utf-8")
+    assert re.search(r"## T = 0, 9 tokens a round\n\n\| head .*\n\|[-|]*\n\| Own \|", page)
+    assert re.search(r"Without medusa: .* heads, and .* is 9 tokens deep", page)
+    policies = ["--policies", "auto", "--batches", "8"]
+    assert heads.main([*words, str(tmp_path), *policies]) == 0
+    assert measured.pop() == (["eagle3", "medusa"], 8, 8)
+    assert heads.main([*words, str(tmp_path), *policies]) == 0 and not measured
+    page = (tmp_path / "README.md").read_text("utf-8")
+    assert "9 tokens a round" in page and "## T = 0, `auto`, batch 8\n" in page
+    assert "The least ratio of rounds is that of medusa: 1.20 [1.10, 1.30]." in page
+    with pytest.raises(SystemExit):
+        heads.main([*words, str(tmp_path), "--policies", "auto", "--batches", "16"])
+    with pytest.raises(ValueError, match="'medusas' is unknown"):
+        heads.main(["medusas", *words[2:], str(tmp_path)])
+
+
+def test_heads_in_folders_are_drawn_beside_each_other(monkeypatch, tmp_path):
+    calls = []
+
+    def tau(lm, prompts, drafter, drafting, temperature, new):
+        calls.append((drafter, drafting, temperature))
+        return {"tau": 2.0, "low": 1.5, "high": 2.5}
+
+    monkeypatch.setattr(drawn, "tau", tau)
+    words = ["Own=medusa", "--prompts", "2", "--temperatures", "1", "--lengths", "2", "9"]
+    assert drawn.main([*words, "--trees", "3x1", "--out", str(tmp_path)]) == 0
+    ways = [*(dict(num=2, sibling_sampling=how) for how in ("top", "iid"))]
+    ways += [dict(tree="3x1", sibling_sampling=how) for how in ("top", "iid", "distinct")]
+    assert calls == [("medusa", specjax.Drafting(**way), 1.0) for way in ways]
+    page = (tmp_path / "README.md").read_text("utf-8")
+    assert "`python -m benchmarks.drawn Own=medusa`" in page
+    assert "| 1 | Own, 3x1 | 2.00 [1.50, 2.50] | 2.00 [1.50, 2.50] | 2.00 [1.50, 2.50] |" in page
+    assert "| 1 | Own, 9 | – | – |  |" in page and re.search(r"\nOwn, 9, `top`: .* deep", page)
+    for wrong in (["--trees", "3x1"], ["Own=medusa", "--temperatures", "0"]):
+        with pytest.raises(SystemExit):
+            drawn.main([*wrong, "--out", str(tmp_path)])
