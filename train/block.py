@@ -229,10 +229,14 @@ def drawn_anchors(keys, rows, config: AnchorConfig) -> jax.Array:
     return draw(keys.rows)
 
 
-def make_loss(made: Heads, target, read, config: AnchorConfig, terms=make_terms):
+def make_loss(made: Heads, target, read, config: AnchorConfig, terms=make_terms, moving=None):
     """Returns the loss of blocks after random anchors for ``loop.TrainingTask``.
 
-    ``terms``: as ``make_terms``; other terms than ``loss`` are logged.
+    Args:
+      made, target, read, config: as of ``head_losses.make_loss``.
+      terms: as ``make_terms``; other terms than ``loss`` are logged.
+      moving: ``moving(config, number) -> {name: [N]}``, numbers that depend on the step, which the
+        terms find at each place among its pieces, ``[B, C, N]``; None: there are none.
     """
     terms_of = terms(target, config)
 
@@ -240,6 +244,12 @@ def make_loss(made: Heads, target, read, config: AnchorConfig, terms=make_terms)
         rows = read(given["target"], batch)
         anchors = drawn_anchors(keys, rows, config)
         masks = laid(made.outputs(params, given["target"], rows, anchors), rows, anchors)
+        if moving is not None:
+            found = {
+                name: jnp.broadcast_to(x, (*anchors.shape, len(x)))
+                for name, x in moving(config, keys.number).items()
+            }
+            masks = [head._replace(pieces=head.pieces | found) for head in masks]
         law = target.head_table(given["target"]) if config.teacher_share else None
         if config.weighting != "decay":
             return streaks.loss_of(masks, terms_of, law, config, target.config.logit_softcap)

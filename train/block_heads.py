@@ -1,6 +1,7 @@
 """Recipe ``block_heads``: a Domino, XPress, DFlash2 or LiLiCorr drafter, from random anchors.
 
-    loss = weighted mean over places of  value(corrected) + base_share * value(block)
+    loss = weighted mean over places of  corrected_share * value(corrected)
+           + base_share * value(block)
            + free_share * mean over rounds of value(corrected, given the guesses of the round)
     LiLiCorr: weighted mean of  value(block) + lattice_share * -log softmax(scores)[token]
     value(q) = (1 - teacher_share) * -log q(token) + teacher_share * TV(q, p),  TV = |q - p|_1 / 2
@@ -18,13 +19,20 @@ candidate too. The convolutions begin as the identity.
 The scores of LiLiCorr's candidates are given the true token before; a place counts there as long
 as it and the places before it have the true token among their candidates.
 
-``kind="xpress"`` and the defaults are the weights of XPress's authors (who weigh rounds by 0.3 and
-the block by 0.6). Domino's authors train with ``teacher_share=0``, and move the weight from the
-block to the corrected logits in the course of the run; here both weights are constant. LiLiCorr's
-add a penalty on candidates that the target dislikes, and let a gradient flow through the
-probabilities of candidates into the block; here neither is so. Those who train
-DFlash2 take ``teacher_share=0`` and ``base_share=1``. Held-out accuracies of LiLiCorr are those of
-the block alone, those of DFlash2 those of corrected logits of all tokens.
+``corrected_share`` and ``base_share`` move linearly to ``corrected_share_end`` and
+``base_share_end``, which hold from the share ``shares_moved`` of the run on. Where these fields and
+``teacher_share`` are left out, they are those of the authors of the kind: Domino moves from the
+block alone (1, 0) to the corrected logits alone (0, 1), both on the text; XPress has 1 and 0.6,
+nine tenths against the target's law, and weighs rounds by 0.3; DFlash2 has 1 and 1 on the text,
+LiLiCorr the block and a quarter of its scores on the text. A start that is given is also the end,
+unless that is given too. ``config.json`` of a run holds what was taken. For blocks of 16 places the
+authors' ``decay_length`` is 7.
+
+LiLiCorr's authors add a penalty on candidates that the target dislikes, and let a gradient flow
+through the probabilities of candidates into the block; here neither is so. SpecForge moves Domino's
+weights in the first half of a run (``shares_moved=0.5``), the authors' scripts in all of it.
+Held-out accuracies of LiLiCorr are those of the block alone, those of DFlash2 those of corrected
+logits of all tokens.
 
 References: Domino, 2605.29707; XPress, 2608.02438; LiLiCorr, 2608.20530; DFlash2, in
 speculators#1006 and SpecForge#772 (training).
@@ -34,6 +42,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,14 +50,26 @@ import jax.numpy as jnp
 from specjax._internal.optional import required
 from specjax.drafters.dflash2 import DFlash2, DFlash2Config
 from specjax.drafters.domino import Domino, DominoConfig
-from specjax.drafters.lilicorr import LiLiCorr, LiLiCorrConfig
+from specjax.drafters.lilicorr import LiLiCorrConfig
 from specjax.drafters.xpress import XPress, XPressConfig
 
-from . import block, chunks, frozen, head_losses, losses
+from . import block, chunks, frozen, head_losses, lattice, losses
 from .config import ConfigError
 from .rows import Heads, fresh
 
-KINDS = ("domino", "xpress", "dflash2", "lilicorr")
+# the authors' teacher_share; corrected_share and base_share, each at the start and at the end
+SHARES = {
+    "domino": (0.0, (0.0, 1.0), (1.0, 0.0)),
+    "xpress": (0.9, (1.0, 1.0), (0.6, 0.6)),
+    "dflash2": (0.0, (1.0, 1.0), (1.0, 1.0)),
+    "lilicorr": (0.0, (0.0, 0.0), (1.0, 1.0)),
+}
+KINDS = tuple(SHARES)
+
+
+def by_kind() -> Any:
+    """A field whose default is that of the ``kind``."""
+    return dataclasses.field(default=None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,18 +93,24 @@ class BlockHeadsTrainingConfig(block.BlockTrainingConfig):
     factor_size: int = 256  # features of the vectors that it matches
     lattice_share: float = 0.25  # weight of its scores in the loss
     free_share: float = 0.3  # weight of these rounds
-    base_share: float = 0.6  # weight of the block's own logits
+    corrected_share: float = by_kind()  # weight of the corrected logits; left out: the kind's own
+    corrected_share_end: float = by_kind()  # the same at the end; left out: as corrected_share
+    base_share: float = by_kind()  # weight of the block's own logits; left out: the kind's own
+    base_share_end: float = by_kind()  # the same at the end of the run; left out: as base_share
+    shares_moved: float = 1.0  # the share of the run in which these weights move to their ends
     decay_length: float = 4.0  # place k of a block is weighted by exp(-(k - 1) / decay_length)
-    teacher_share: float = 0.9  # share of the distance from the target's law
+    teacher_share: float = by_kind()  # share of the distance from the target's law; left out: own
 
     def __post_init__(self):
-        super().__post_init__()
         if self.kind not in KINDS:
             raise ConfigError(f"kind={self.kind!r}; known: {', '.join(KINDS)}")
+        self._fill_shares()
+        super().__post_init__()
         least = dict(num_heads=2, rank=1, gru_size=1, inner_size=1, num_passes=0, rounds=0)
         least |= dict(lattice_size=0, lattice_layers=1, lattice_heads=1, factor_size=1)
         least |= dict(num_candidates=1, prefix=0, conv_taps=1, conv_group=1)
-        shares = dict(free_share=0, base_share=0, lattice_share=0)
+        shares = dict(free_share=0, lattice_share=0, corrected_share=0, corrected_share_end=0)
+        shares |= dict(base_share=0, base_share_end=0)
         for name, value in (least | shares).items():
             if vars(self)[name] < value:
                 raise ConfigError(f"{name}={vars(self)[name]}; accepted: at least {value}")
@@ -91,6 +118,35 @@ class BlockHeadsTrainingConfig(block.BlockTrainingConfig):
             raise ConfigError(
                 f"prefix={self.prefix}; accepted: 0 to {self.num_heads - 1}, below num_heads"
             )
+        if not 0 < self.shares_moved <= 1:
+            raise ConfigError(f"shares_moved={self.shares_moved}; accepted: above 0, at most 1")
+        if self.kind != "lilicorr" and not (self.corrected_share or self.corrected_share_end):
+            raise ConfigError(
+                "corrected_share=0 at the start and the end: the head would learn nothing; give "
+                "one above 0, or take the recipe block"
+            )
+
+    def _fill_shares(self):
+        """Sets the weights that were left out to those of the kind."""
+        teacher, corrected, base = SHARES[self.kind]
+        filled = {}
+        for name, (start, end) in (("corrected_share", corrected), ("base_share", base)):
+            given = vars(self)[name]
+            filled[f"{name}_end"] = end if given is None else given
+            filled[name] = start
+        for name, value in (filled | {"teacher_share": teacher}).items():
+            if vars(self)[name] is None:
+                object.__setattr__(self, name, value)
+
+    def shares(self, number) -> jax.Array:
+        """The weights of the corrected logits and of the block's own, float32 ``[2]``.
+
+        ``number``: int32, the number of the step, from 0.
+        """
+        moved = jnp.minimum(number / (self.shares_moved * self.run.steps), 1.0)
+        start = jnp.asarray([self.corrected_share, self.base_share], jnp.float32)
+        end = jnp.asarray([self.corrected_share_end, self.base_share_end], jnp.float32)
+        return start + moved * (end - start)
 
     @property
     def corrections(self) -> int:
@@ -116,7 +172,16 @@ def make_block_heads(config: BlockHeadsTrainingConfig, setting: frozen.Setting) 
     block.check_uncapped(config, target)
     shape = block.shape_of(config, setting)
     if config.kind == "lilicorr":
-        return make_lattice(config, target, shape)
+        own = LiLiCorrConfig(
+            **shape,
+            block_size=config.num_heads + 1,
+            num_candidates=config.num_candidates,
+            lattice_size=config.lattice_size or target.hidden_size,
+            lattice_layers=config.lattice_layers,
+            lattice_heads=config.lattice_heads,
+            factor_size=config.factor_size,
+        )
+        return lattice.make_lattice(own, target, config.run.seed)
     if config.kind == "domino":
         sizes = dict(gru_size=config.gru_size, rank=config.rank, prefix=config.prefix)
         own = DominoConfig(**shape, block_size=config.num_heads, **sizes)
@@ -143,66 +208,6 @@ def make_block_heads(config: BlockHeadsTrainingConfig, setting: frozen.Setting) 
             (table, None, jnp.concatenate([state, *(z.astype(state.dtype) for z in own)]))
             for state, own in zip(states, latents, strict=True)
         ]
-
-    return Heads(drafter, fresh(drafter, config.run.seed), outputs, layers=config.layers)
-
-
-def make_lattice(config: BlockHeadsTrainingConfig, target, shape: dict) -> Heads:
-    """Makes a LiLiCorr drafter, see ``make_block_heads``."""
-    own = LiLiCorrConfig(
-        **shape,
-        block_size=config.num_heads + 1,
-        num_candidates=config.num_candidates,
-        lattice_size=config.lattice_size or target.hidden_size,
-        lattice_layers=config.lattice_layers,
-        lattice_heads=config.lattice_heads,
-        factor_size=config.factor_size,
-    )
-    drafter = LiLiCorr(config=own, target=target)
-
-    def outputs(params, target_params, rows, anchors):
-        heads, (batch, count) = drafter.heads(params), anchors.shape
-        blocks = block.blocks_of(drafter, params, target_params, rows, anchors)
-        head, hidden = target.head_table(target_params), blocks[..., 1:]
-        table = block.wide_table(target, target_params, None, 2 * own.num_candidates)
-
-        def likely(table, states, fixed, pieces):
-            """The candidates, and the logs of their probabilities."""
-            logits = chunks.logits_of(*jax.lax.stop_gradient((table, states)))
-            best, tokens = jax.lax.top_k(logits, own.num_candidates)
-            return tokens, best - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-
-        found = [
-            chunks.each(likely, head, hidden[..., k].transpose(1, 2, 0), None, ())
-            for k in range(config.num_heads)
-        ]
-        tokens, logs = (jnp.stack(x, axis=2) for x in zip(*found, strict=True))  # [B, A, D, K]
-        before = jnp.maximum(anchors - 1, 0)
-        known = block.at(rows.segments, before) == block.at(rows.segments, anchors)
-        known = (known & (anchors > 0)).reshape(-1)
-        read = jnp.concatenate([rows.layers[i] for i in own.target_layers], axis=2)
-        read = block.at(read, before).reshape(batch * count, -1)
-        embedded = target.embed(target_params, tokens.reshape(batch, -1))
-        start, pairs = heads.lattice(
-            embedded.astype(hidden.dtype),
-            logs.reshape(batch * count, *logs.shape[2:]),
-            hidden.reshape(len(hidden), batch * count, -1),
-            heads.hidden_norm(heads.fc(read.T)),
-            known,
-        )
-        true = jnp.stack([block.at(rows.tokens, anchors + 1 + k) for k in range(config.num_heads)])
-        hits = tokens == true.transpose(1, 2, 0)[..., None]
-        hits = hits.reshape(batch * count, *hits.shape[2:])
-        counts = jnp.cumprod(hits.any(axis=2), axis=1)[:, :, None] * hits
-        which, states = jnp.argmax(hits, axis=2), block.drafting(drafter, blocks)
-        outputs, scores = [], start
-        for k, state in enumerate(states):
-            if k:
-                given = which[:, k - 1, None, None]
-                scores = jnp.take_along_axis(pairs[:, k - 1], given, axis=1)[:, 0]
-            parts = [state, *(x.T.astype(state.dtype) for x in (scores, counts[:, k]))]
-            outputs.append((table, None, jnp.concatenate(parts)))
-        return outputs
 
     return Heads(drafter, fresh(drafter, config.run.seed), outputs, layers=config.layers)
 
@@ -333,7 +338,8 @@ def make_terms(target, config: BlockHeadsTrainingConfig):
             drafted = among_candidates(base, drafted[0], said.next, config.num_candidates)
         (first, distance), (alone, _) = value(*drafted), value(base)
         free = [value(corrected(k))[0] for k in range(1, config.corrections)]
-        terms = {"loss": first + config.base_share * alone, "base": alone}
+        corrected_share, base_share = jnp.moveaxis(pieces["shares"], -1, 0)
+        terms = {"loss": corrected_share * first + base_share * alone, "base": alone}
         if free:
             terms["free"] = sum(free) / len(free)
             terms["loss"] += config.free_share * terms["free"]
@@ -361,7 +367,11 @@ def among_candidates(base, logits, true, count: int) -> tuple[jax.Array, jax.Arr
     return jnp.where(candidate, logits, -jnp.inf), jnp.where(also, logits, -jnp.inf)
 
 
-make_loss = functools.partial(block.make_loss, terms=make_terms)
+make_loss = functools.partial(
+    block.make_loss,
+    terms=make_terms,
+    moving=lambda config, number: {"shares": config.shares(number)},
+)
 
 
 def run(config: BlockHeadsTrainingConfig, *, dry_run: bool = False) -> None:

@@ -10,6 +10,7 @@ import pytest
 from recipe_tables import model_table
 from specjax.train import (
     block,
+    block_heads,
     boost,
     compare,
     config,
@@ -79,6 +80,10 @@ SHIPPED = {
     "embedded_mtp": mtp,
     "embedded_block": block,
     "embedded_dspark": dspark,
+    "embedded_domino": block_heads,
+    "embedded_xpress": block_heads,
+    "embedded_dflash2": block_heads,
+    "embedded_lilicorr": block_heads,
     "embedded_specdec": specdec,
     "embedded_specdiff": specdiff,
     "embedded_mtp_heads": mtp_heads,

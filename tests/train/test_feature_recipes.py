@@ -51,7 +51,7 @@ RECIPES = {
 RECIPES["xpress"] += ["kind=xpress", "rounds=2"]
 LATTICE = ["num_candidates=30", "lattice_size=4", "lattice_heads=2", "factor_size=3"]
 RECIPES["dflash2"] = ["kind=dflash2", "layers=[1]", "num_layers=1", "num_anchors=6", "rank=3"]
-RECIPES["dflash2"] += ["num_candidates=9", "base_share=1"]
+RECIPES["dflash2"] += ["num_candidates=9"]
 RECIPES["lilicorr"] = ["kind=lilicorr", "layers=[1]", "num_layers=1", "num_anchors=6", *LATTICE]
 MODULES = {"eagle3": eagle3, "narrow": eagle3, "p-eagle": eagle3, "eagle": eagle, "mtp": mtp}
 BLOCKS = {"block": block, "dspark": dspark, "domino": block_heads, "xpress": block_heads}
@@ -138,6 +138,45 @@ def recipe_of(name):
     return MODULES[name].__name__.rpartition(".")[2]
 
 
+def test_weights_that_are_left_out_are_the_authors_of_the_kind_and_move_in_the_run(tmp_path):
+    def made(*words):
+        found = config.load(block_heads.Config, None, ["run.steps=100", *words])
+        return found.teacher_share, *(found.shares(n).tolist() for n in (0, 25, 50, 100))
+
+    assert made() == (0, [0, 1], [0.25, 0.75], [0.5, 0.5], [1, 0])
+    assert made("shares_moved=0.5") == (0, [0, 1], [0.5, 0.5], [1, 0], [1, 0])
+    assert made("kind=dflash2") == (0, *[[1, 1]] * 4)
+    tenths = [1, np.float32(0.6)]
+    assert made("kind=xpress") == (0.9, *[tenths] * 4)
+    assert made("base_share=0.5", "corrected_share=1") == (0, *[[1, 0.5]] * 4)
+    assert made("kind=xpress", "teacher_share=0", "base_share_end=0")[0::4] == (0, [1, 0])
+    shown = config.flatten(config.load(block_heads.Config, None, []))
+    assert [shown[name] for name in ("teacher_share", "base_share", "base_share_end")] == [0, 1, 0]
+
+
+def test_the_weights_of_a_step_are_those_of_its_loss(place):
+    made, setting, built = make(place, "domino")
+    read = make_reader(setting.lm.config, setting.end_of_text, built.layers)
+    given, batch = {"target": setting.lm.params}, jnp.asarray(next(setting.batches))
+    noise = iter(jax.random.split(jax.random.key(1), 99))
+    weights = jax.tree.map(lambda x: x + jax.random.normal(next(noise), x.shape), built.params)
+
+    def losses_of(*words):
+        own = setting_of(place, block_heads.Config, *RECIPES["domino"], *words)[0]
+        loss = jax.jit(block_heads.make_loss(built, setting.lm.target, read, own))
+        keys = jax.random.key(0), jnp.arange(len(batch))
+        return [
+            float(evaluate.weighed(loss(weights, given, batch, make_keys(*keys, n))))
+            for n in (0, 5, 20)
+        ]
+
+    base = losses_of("base_share=1", "corrected_share=0", "corrected_share_end=1e-9")[0]
+    both = losses_of("base_share=1", "corrected_share=1")[0]
+    wanted = [base, 0.75 * base + 0.25 * (both - base), both - base]
+    np.testing.assert_allclose(losses_of(), wanted, rtol=1e-5)
+    assert abs(both - 2 * base) > 1e-3
+
+
 @pytest.mark.parametrize("name", ["domino", "xpress", "dflash2", "lilicorr"])
 def test_a_gradient_reaches_every_weight_of_a_block_and_its_head(place, name):
     made, setting, built = make(place, name)
@@ -148,7 +187,8 @@ def test_a_gradient_reaches_every_weight_of_a_block_and_its_head(place, name):
     own = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(noise), x.shape), built.params)
 
     def value(own):
-        keys = make_keys(jax.random.key(0), jnp.arange(len(batch)))
+        middle = made.run.steps // 2  # Domino begins with the block alone
+        keys = make_keys(jax.random.key(0), jnp.arange(len(batch)), middle)
         return evaluate.weighed(loss(own, given, batch, keys))
 
     slopes = jax.jit(jax.grad(value))(own)
@@ -289,6 +329,9 @@ def test_long_rows_attend_in_blocks_to_the_same_features(place, monkeypatch):
         (block_heads, "prefix=7", "prefix=7; accepted: 0 to 6"),
         (block_heads, "rounds=-1", "rounds=-1; accepted: at least 0"),
         (block_heads, "conv_taps=0", "conv_taps=0; accepted: at least 1"),
+        (block_heads, "base_share_end=-1", "base_share_end=-1.0; accepted: at least 0"),
+        (block_heads, "shares_moved=0", "shares_moved=0.0; accepted: above 0, at most 1"),
+        (block_heads, "corrected_share=0", "corrected_share=0 at the start and the end"),
         (dspark, "ce_share=2", "ce_share=2.0"),
         (eagle3, "window=99", "window=99; accepted: 0, or at least data.length=256"),
         (eagle3, "num_layers=0", "num_layers=0; accepted: at least 1"),
