@@ -36,12 +36,13 @@ class AnchorConfig(frozen.FrozenConfig):
     num_anchors: int = 32  # blocks per row and step
     decay_length: float = 7.0  # place k of a block is weighted by exp(-(k - 1) / decay_length)
     weighting: str = "decay"  # of places: by decay_length; by accepted streaks: d-pace, streak, ...
+    streak_temperature: float = 1.0  # at which drafts will be drawn; divides logits in streaks
     pace_floor: float = 0.5  # alpha of d-pace: 0 weighs as streak does, 1 by K, K - 1, ... 1
     TEXT: ClassVar[tuple[str, float]] = "teacher_share", 0.0  # where the loss is the text's alone
 
     def __post_init__(self):
         super().__post_init__()
-        streaks.check(self.weighting, self.pace_floor)
+        streaks.check(self.weighting, self.pace_floor, self.streak_temperature)
         streaks.check_text(self.weighting, self.TEXT[0], vars(self)[self.TEXT[0]], self.TEXT[1])
         if self.num_anchors < 1:
             raise ConfigError(f"num_anchors={self.num_anchors}; accepted: at least 1")
@@ -216,7 +217,7 @@ def make_terms(target, config: AnchorConfig):
 
     def terms_of(output, states, law, pieces):
         table, bias = output
-        q = chunks.logits_of(table, states, cap, bias)
+        q = chunks.logits_of(table, states, cap, bias) / config.streak_temperature
         return {"loss": head_losses.nats(q, laws.said(law, pieces), config.teacher_share)}
 
     return terms_of

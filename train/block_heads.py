@@ -313,9 +313,8 @@ def make_terms(target, config: BlockHeadsTrainingConfig):
             """Its value, and TV; ``learned``: the logits whose cross-entropy is learned."""
             total, distance = 0.0, None
             if share < 1:
-                total += (1 - share) * losses.cross_entropy(
-                    q if learned is None else learned, said.next
-                )
+                read = (q if learned is None else learned) / config.streak_temperature
+                total += (1 - share) * losses.cross_entropy(read, said.next)
             if share:
                 distance = jnp.abs(jax.nn.softmax(q) - required(said.law, "law"))
                 distance = jnp.sum(distance, axis=-1) / 2

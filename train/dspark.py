@@ -111,7 +111,7 @@ def make_terms(target, config: DSparkTrainingConfig):
         q, said = chunks.logits_of(output[0], states), laws.said(law, pieces)
         distance = jnp.sum(jnp.abs(jax.nn.softmax(q) - required(said.law, "law")), axis=-1)
         accepted, chance = jax.lax.stop_gradient(1 - distance / 2), states[..., -1]
-        value = config.ce_share * losses.cross_entropy(q, said.next)
+        value = config.ce_share * losses.cross_entropy(q / config.streak_temperature, said.next)
         value += (1 - config.ce_share) * distance
         value += config.confidence_weight * optax.sigmoid_binary_cross_entropy(chance, accepted)
         error = jnp.abs(jax.nn.sigmoid(chance) - accepted)

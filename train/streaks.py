@@ -1,6 +1,7 @@
 """Weights of the places of a block by the streak of tokens that is accepted up to them.
 
-    q_j   the probability that the drafter gives the text's token in place j, exp(-CE_j)
+    q_j   the probability that the drafter gives the text's token in place j, exp(-CE_j), which is
+          softmax(logits / T) with T the field streak_temperature
     streak      loss = -sum_m  prod_{i <= m} q_i
     ce-streak   loss =  sum_j  sg(prod_{i < j} q_i) CE_j
     d-pace      loss =  sum_j  sg(sum_{m >= j} prod_{i <= m} s_i) CE_j
@@ -12,18 +13,21 @@ that the drafter gives it. Its gradient is that of ``d-pace`` with ``alpha = 0``
 ``d-pace`` has the fixed weights K, K - 1, ... 1. A place that is not to be learned counts as 1 in
 the products and as 0 in the sums.
 
+T is the temperature at which the drafter is to draw, as in SpecDiff-2 (1 where it is left out).
+Cross-entropies that are logged are at T too.
+
 The losses are means over blocks. Probabilities are computed in one pass over the vocabulary without
 a gradient, before the pass that has one.
 
-Differs from the papers: SpecDiff-2 takes q at the temperature at which the drafter is to draw, here
-that is 1; published trainers divide D-PACE's loss by the number of rows or of places, so that their
-rates of learning are others.
+Differs from the papers: published trainers divide D-PACE's loss by the number of rows or of places,
+so that their rates of learning are others; D-PACE knows no T.
 
 References: SpecDiff-2, arXiv 2511.00606; D-PACE, arXiv 2605.18810.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -36,12 +40,23 @@ from .evaluate import Mean
 KINDS = ("decay", "d-pace", "streak", "ce-streak")
 
 
-def check(weighting: str, pace_floor: float) -> None:
-    """Raises ``ConfigError`` for an unknown weighting, or an alpha outside of 0 to 1."""
+def check(weighting: str, pace_floor: float, temperature: float) -> None:
+    """Raises ``ConfigError`` for an unknown weighting, an alpha outside of 0 to 1, or a temperature
+    that cannot be or that nothing reads."""
     if weighting not in KINDS:
         raise ConfigError(f"weighting={weighting!r}; known: {', '.join(KINDS)}")
     if not 0 <= pace_floor <= 1:
         raise ConfigError(f"pace_floor={pace_floor}; accepted: 0 to 1")
+    if not 0 < temperature < math.inf:
+        raise ConfigError(
+            f"streak_temperature={temperature}; accepted: above 0, and finite; for a drafter "
+            "that is to be greedy take a small one, such as 0.3"
+        )
+    if weighting == "decay" and temperature != 1:
+        raise ConfigError(
+            f"streak_temperature={temperature} with weighting='decay', which has no streaks: leave "
+            "it out, or give weighting=streak, ce-streak or d-pace"
+        )
 
 
 def check_text(weighting: str, name: str, value: float, wanted: float) -> None:
@@ -55,16 +70,19 @@ def check_text(weighting: str, name: str, value: float, wanted: float) -> None:
 
 
 def of_text(
-    masks: Sequence[chunks.Head], cap: float | None, value=losses.cross_entropy
+    masks: Sequence[chunks.Head],
+    cap: float | None,
+    value=losses.cross_entropy,
+    temperature: float = 1.0,
 ) -> jax.Array:
-    """``value(logits [B, C, V], the text's tokens [B, C])`` in each place, ``[K, B, A]``, without a
-    gradient; by default ``-log q_j`` of these tokens."""
+    """``value(logits [B, C, V] / temperature, the text's tokens [B, C])`` in each place,
+    ``[K, B, A]``, without a gradient; by default ``-log q_j`` of these tokens."""
 
     def terms(tables, states, _, pieces):
         found = []
         for (table, bias), state, behind in zip(tables, states, pieces, strict=True):
             q = chunks.logits_of(table, state, cap, bias)
-            found.append(value(q, behind["next"]))
+            found.append(value(q / temperature, behind["next"]))
         return found
 
     tables, states, pieces, _ = jax.lax.stop_gradient(tuple(zip(*masks, strict=True)))
@@ -102,11 +120,11 @@ def loss_of(masks, terms_of, law, config, cap: float | None) -> dict[str, Mean]:
       terms_of: the terms of a place, as ``chunks.totals`` takes them. ``loss`` is the cross-entropy
         of the text, or a sum of it and of others, which then have the same weights.
       law: as ``fixed`` of ``chunks.totals``.
-      config: with ``weighting`` and ``pace_floor``.
+      config: with ``weighting``, ``pace_floor`` and ``streak_temperature``.
       cap: of the target's logits.
     """
     fits = jnp.stack([head.weight for head in masks])
-    nats = of_text(masks, cap)
+    nats = of_text(masks, cap, temperature=config.streak_temperature)
     weights = weights_of(config.weighting, nats, fits, config.pace_floor)
     blocks = jnp.sum(jnp.max(fits, axis=0) > 0).astype(jnp.float32)
     streak = jnp.sum(fits * alive(nats, fits))

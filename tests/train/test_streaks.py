@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from specjax.train import block, chunks, config, dspark, specdiff, streaks
+from specjax.train import block, block_heads, chunks, config, dspark, specdiff, streaks
 from specjax.train.evaluate import weighed
 from specjax.train.rows import Heads, Rows
 from specjax.train.step import make_keys
@@ -37,11 +37,11 @@ def blocks(seed=0):
     return found
 
 
-def nats_of(states, heads):
+def nats_of(states, heads, temperature=1.0):
     """Cross-entropies ``[K, B, A]`` with a gradient, by all logits at once."""
     found = []
     for state, head in zip(states, heads, strict=True):
-        log_q = jax.nn.log_softmax(state @ head.table[0].T)
+        log_q = jax.nn.log_softmax(state @ head.table[0].T / temperature)
         found.append(-jnp.take_along_axis(log_q, head.pieces["next"][..., None], 2)[..., 0])
     return jnp.stack(found)
 
@@ -50,10 +50,10 @@ def fits_of(heads):
     return np.stack([head.weight for head in heads])
 
 
-def streak(states, heads):
+def streak(states, heads, temperature=1.0):
     """SpecDiff-2's objective as it is written: minus the mean over blocks of the sum over places
     of the probability of the block up to there."""
-    q, fits, total = jnp.exp(-nats_of(states, heads)), fits_of(heads), 0.0
+    q, fits, total = jnp.exp(-nats_of(states, heads, temperature)), fits_of(heads), 0.0
     for row in range(ROWS):
         for a in range(ANCHORS):
             path = 1.0
@@ -87,6 +87,45 @@ def test_streak_is_the_expected_streak_and_has_its_gradient():
     heads = blocks()
     wanted = jax.value_and_grad(streak)([head.states for head in heads], heads)
     assert close(slope_of(heads, "weighting=streak"), wanted)
+
+
+def test_fault_a_streak_at_another_temperature_than_that_of_the_drafts_is_seen():
+    """q is taken at the temperature at which the drafter is to draw, as SpecDiff-2 has it."""
+    heads, temperature = blocks(4), 0.5
+    states = [head.states for head in heads]
+    found = slope_of(heads, "weighting=streak", f"streak_temperature={temperature}")
+    assert close(found, jax.value_and_grad(streak)(states, heads, temperature))
+    assert not close(found, jax.value_and_grad(streak)(states, heads))
+
+
+@pytest.mark.parametrize("kind", ["ce-streak", "d-pace"])
+def test_the_weights_of_a_temperature_are_those_of_its_cross_entropies(kind):
+    heads = blocks(5)
+    states, fits = [head.states for head in heads], fits_of(heads)
+    nats = np.asarray(nats_of(states, heads, 0.5))
+    wanted = np.sum(weights_as_written(kind, nats, fits, 0.5) * nats)
+    value, _ = slope_of(heads, f"weighting={kind}", "streak_temperature=0.5")
+    np.testing.assert_allclose(value, wanted / np.sum(fits.max(axis=0) > 0), rtol=1e-5)
+
+
+def test_the_streak_of_other_recipes_has_the_same_temperature():
+    """The cross-entropies of DSpark and of block_heads, whose corrected logits are all there is."""
+    table = jax.random.normal(jax.random.key(0), (VOCAB, SIZE + 3))
+    states = jax.random.normal(jax.random.key(1), (ROWS, ANCHORS, SIZE + 3))
+    pieces = {"next": jnp.ones((ROWS, ANCHORS), jnp.int32), "hidden": states[..., :SIZE]}
+    pieces["shares"] = jnp.broadcast_to(jnp.asarray([1.0, 0.0]), (ROWS, ANCHORS, 2))
+    law = jax.random.normal(jax.random.key(2), (VOCAB, SIZE))
+    wanted = nats_of([states], [chunks.Head((table, None), states, pieces, None)], 0.5)[0]
+    words = ["weighting=streak", "streak_temperature=0.5"]
+
+    class Sized(Toy):
+        hidden_size = SIZE
+
+    for kind, more in ((dspark, ["ce_share=1", "confidence_weight=0"]), (block_heads, ["rank=3"])):
+        made = made_of(*words, *more, kind=kind.Config)
+        terms = kind.make_terms(Sized(), made)
+        found = terms((table, None), states, law, pieces)["loss"]
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_without_a_floor_d_pace_has_the_gradient_of_the_streak():
@@ -148,6 +187,8 @@ def test_fault_weights_that_are_not_those_of_the_streak_are_seen(fault):
     [
         (block, ["weighting=pace"], "weighting='pace'; known: decay, d-pace, streak, ce-streak"),
         (block, ["weighting=d-pace", "pace_floor=2"], "pace_floor=2.0; accepted: 0 to 1"),
+        (block, ["streak_temperature=0.5"], "weighting='decay', which has no streaks: leave it"),
+        (block, ["weighting=streak", "streak_temperature=0"], "accepted: above 0, and finite"),
         (block, ["weighting=streak", "teacher_share=1"], "teacher_share=1.0: .* teacher_share=0"),
         (dspark, ["weighting=streak"], "ce_share=0.1: .* give ce_share=1, or weighting=decay"),
         (specdiff, ["masking=none"], "masking='none'; known: random, suffix, glancing, all"),
