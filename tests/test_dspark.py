@@ -1,14 +1,17 @@
 """Where a chain of DSpark ends: by chances that read no token which is then left out."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from block_oracle import LAYERS as BLOCK
+from block_oracle import TARGET
 from toys import bag, context, heads, small_layer
 
-from specjax import Sampling, save_drafter, trees
+from specjax import Sampling, load, load_drafter, save_drafter, trees
 from specjax._internal.optional import required
 from specjax.analysis import sampled_law
 from specjax.decoding import prefill, reference
@@ -229,6 +232,48 @@ def test_one_depth_for_two_rows_leaves_their_law_as_it_is_unless_it_reads_what_i
     assert found.fits(FALSE_ALARM) != wrong, found
 
 
+# ------------------------------------------------------------------------------ temperatures
+
+
+def test_the_temperature_of_a_place_divides_the_logit_of_its_chance_in_a_draft():
+    logits = np.random.default_rng(5).normal(size=(4, 3)).astype(np.float32)
+    scaled = dataclasses.replace(SPARK, temperatures=(0.5, 1, 4.0))
+    for places in (3, 2):
+        own = logits[:, :places]
+        wanted = 1 / (1 + np.exp(-own / np.asarray([0.5, 1, 4])[:places]))
+        np.testing.assert_allclose(scaled.chances(jnp.asarray(own)), wanted, rtol=1e-5)
+    params = leading(heads(SPARK))  # each chance is 0.02 or 0.98, by the token before
+    for temperatures, most in (((), 3), ((1, 1, 100.0), 2), ((1, 100.0, 1), 1), ((100.0, 1, 1), 0)):
+        drafter = dataclasses.replace(SPARK, least=0.6, temperatures=temperatures)
+
+        def step(params, drafter=drafter):
+            state = drafter.init(params, PARAMS, 64, 16)
+            return drafter.draft_step(params, PARAMS, state, context(64))[0].candidate
+
+        depth = np.asarray(step(params)).sum(axis=1) - 1
+        assert depth.max() == most
+
+
+@pytest.mark.parametrize("format", ["dspark", "block-speculators"])
+def test_temperatures_are_stored_with_the_heads(format, tmp_path):
+    lm = load(TARGET, tokenizer=False, dtype="float32")
+    layers = dataclasses.replace(BLOCK, model_type="qwen3")
+    config = DSparkConfig(**SHAPE | dict(layers=layers, target_layers=(1, 2)))
+    drafter = DSpark(config=config, target=lm.target, temperatures=(0.5, 1.0, 2.0))
+    for own in (drafter, dataclasses.replace(drafter, temperatures=())):
+        folder = tmp_path / str(len(own.temperatures))
+        save_drafter(own, heads(own), folder, target=lm, format=format)
+        assert load_drafter(folder, lm).drafter == own
+        file = folder / "config.json"
+        written = json.loads(file.read_text())
+        assert ("confidence_temperatures" in written["specjax"]) == bool(own.temperatures)
+    for wrong, words in (("warm", "must be a list"), ([1], r"accepted are 3 numbers above 0")):
+        written["specjax"]["confidence_temperatures"] = wrong
+        file.write_text(json.dumps(written))
+        with pytest.raises(ValueError, match=words):
+            load_drafter(folder, lm)
+
+
 # ------------------------------------------------------------------------------------- shapes
 
 
@@ -245,6 +290,9 @@ def test_shapes_that_do_not_fit_are_named():
         (dict(config=blind, least=0.5), "no confidence head"),
         (dict(config=SPARK.config, least=0.5, topology=trees.branching(2, 1)), "drafts a tree"),
         (dict(config=SPARK.config, least=1.5), "least=1.5"),
+        (dict(config=SPARK.config, temperatures=(1, 1)), "accepted are 3 numbers above 0"),
+        (dict(config=SPARK.config, temperatures=(1, 1, 0)), "one for each place"),
+        (dict(config=blind, temperatures=(1, 1, 1)), "with a confidence head"),
         (dict(config=SPARK.config, topology=trees.chain(4)), "4 deep, and the drafter has 3 heads"),
     ):
         with pytest.raises(ValueError, match=words):

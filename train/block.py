@@ -299,11 +299,15 @@ def make_measure(made: Heads, target, read, config: AnchorConfig):
     return measure
 
 
-def run_blocks(config: AnchorConfig, make, make_loss=make_loss, *, dry_run: bool) -> None:
+def run_blocks(
+    config: AnchorConfig, make, make_loss=make_loss, *, dry_run: bool, make_settle=None
+) -> None:
     """Trains what ``make(config, setting)`` makes on blocks after anchors, draws the curves,
-    exports to ``run.folder/model``."""
+    exports to ``run.folder/model``. ``make_settle(config, setting)`` makes ``settle`` of
+    ``frozen.train``."""
     setting = frozen.make_setting(config, lambda count: getattr(config, "layers", ()))
     how = dict(make_loss=make_loss, make_measure=make_measure)
+    how["settle"] = make_settle and make_settle(config, setting)
     frozen.train(config, setting, make(config, setting), dry_run=dry_run, **how)
 
 

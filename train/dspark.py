@@ -9,6 +9,10 @@ k-th place is weighted by exp(-(k - 1) / decay_length), or with ``ce_share=1`` b
 ``weighting`` (``streaks.py``), which then weighs the confidence head's loss too. Blocks and anchors
 are those of the recipe ``block``, but that the place of the anchor predicts too.
 
+At the end of a run the temperatures of the chances are fitted on the held-out rows of the corpus,
+so that products of chances say how often drafts survive (``calibrate.py``); ``scaled_for`` says at
+which temperature of the drafts.
+
 References: DSpark, 2607.05147; github.com/deepseek-ai/DeepSpec (whose weights these are).
 """
 
@@ -19,15 +23,18 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from specjax._internal.optional import required
 from specjax.drafters.dspark import DSpark, DSparkConfig
 from specjax.drafters.markov import KINDS
 
-from . import block, chunks, frozen, head_losses, losses
+from . import block, calibrate, chunks, frozen, head_losses, losses
 from .config import ConfigError
 from .rows import Heads, fresh
+
+SCALED = ("drawn", "greedy", "nothing")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +47,7 @@ class DSparkTrainingConfig(block.BlockTrainingConfig):
     decay_length: float = 4.0  # place k of a block is weighted by exp(-(k - 1) / decay_length)
     ce_share: float = 0.1  # share of the cross-entropy of the text, beside the distance of laws
     confidence_weight: float = 1.0  # weight of the confidence head's loss; 0: there is no such head
+    scaled_for: str = "drawn"  # chances, by temperatures: drawn (T = 1), greedy (T = 0) or nothing
     teacher_share: float = 1.0  # always 1: the drafter learns the target's law
     TEXT = "ce_share", 1.0
 
@@ -47,6 +55,8 @@ class DSparkTrainingConfig(block.BlockTrainingConfig):
         super().__post_init__()
         if self.markov not in KINDS:
             raise ConfigError(f"markov={self.markov!r}; known: {', '.join(KINDS)}")
+        if self.scaled_for not in SCALED:
+            raise ConfigError(f"scaled_for={self.scaled_for!r}; known: {', '.join(SCALED)}")
         if self.num_heads < 2 or self.markov_rank < 1:
             raise ConfigError(
                 f"num_heads={self.num_heads}, markov_rank={self.markov_rank}; accepted: at least 2 "
@@ -123,6 +133,26 @@ def make_terms(target, config: DSparkTrainingConfig):
 make_loss = functools.partial(block.make_loss, terms=make_terms)
 
 
+def make_settle(config: DSparkTrainingConfig, setting: frozen.Setting):
+    """Returns the function that fits the temperatures of chances, see ``frozen.train``."""
+
+    def settle(heads: Heads, lm, read, params):
+        if config.scaled_for == "nothing" or not config.confidence_weight:
+            return heads.drafter
+        held_out = next(iter(setting.sets.values()))  # the corpus; other text measures the result
+        local = jax.tree.map(np.asarray, params)
+        found = calibrate.measure(heads, lm, read, config, local, held_out)
+        true = found.drawn if config.scaled_for == "drawn" else found.greedy
+        temperatures = calibrate.fit_temperatures(found.logits, true, found.weight)
+        if not temperatures:
+            print(f"temperatures of chances: 1, for fewer than {calibrate.LEAST} held-out blocks")
+        else:
+            print(f"temperatures of chances: {', '.join(f'{t:.2f}' for t in temperatures)}")
+        return dataclasses.replace(heads.drafter, temperatures=temperatures)
+
+    return settle
+
+
 def run(config: DSparkTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
-    block.run_blocks(config, make_dspark, make_loss, dry_run=dry_run)
+    block.run_blocks(config, make_dspark, make_loss, dry_run=dry_run, make_settle=make_settle)

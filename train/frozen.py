@@ -201,6 +201,7 @@ def train(
     dry_run: bool,
     make_loss=head_losses.make_loss,
     make_measure=head_losses.make_measure,
+    settle=None,
 ):
     """Trains the heads, draws the report, and exports the heads to ``run.folder/model``.
 
@@ -212,6 +213,8 @@ def train(
       make_loss: makes the loss from the heads, the target, ``rows.make_reader``'s function and the
         configuration.
       make_measure: makes the held-out measures from the same.
+      settle: ``settle(heads, lm, read, params)`` returns the drafter that is exported with the
+        trained ``params``; None: that of the heads.
     """
     lm, target = setting.lm, setting.lm.target
     layout_of(lm, heads.drafter, heads.publish(heads.params))  # raises before anything is trained
@@ -236,6 +239,8 @@ def train(
     if dry_run:
         return estimate(task, config.optimizer, config.run, describe(setting, heads))
     params = fit(task, resolved(config), config.optimizer, config.run)
+    if settle is not None:
+        heads = dataclasses.replace(heads, drafter=settle(heads, lm, read, params))
     folder = Path(config.run.folder)
     export_heads(folder, lm, heads.drafter, heads.publish(params))
     finish(config, lm, heads.drafter, heads.publish(params), setting.prompts)

@@ -113,6 +113,7 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
     inner = layer_hf(shape.layers)
     inner.setdefault("layer_types", ["full_attention"] * shape.layers.num_layers)
     config["transformer_layer_config"] = inner
+    config |= dspark.own_entry(drafter)
     named = dflash.names(shape) | _names(shape)
     if shape.draft_vocab_size is None:
         return config, tensors_of(params, named)
@@ -218,7 +219,8 @@ def _drafter(kind: str, said: dict, config: Mapping, target) -> BlockDrafter:
                     "reads the Markov head's table of tokens, which there is none of; change one"
                 )
             shape = DSparkConfig(**said, **heads, confidence_reads_token=confidence and reads)
-            return DSpark(config=shape, target=target)
+            own = dspark.temperatures_of(config)
+            return DSpark(config=shape, target=target, temperatures=own)
     return BlockDrafter(config=BlockConfig(**said), target=target)
 
 

@@ -12,7 +12,8 @@ The config is flat: ``block_size``, ``mask_token_id``, ``target_layer_ids`` (-1:
 ``markov_rank``, ``markov_head_type``, ``enable_confidence_head``, ``confidence_head_with_markov``.
 Every place of a block drafts, the root's too. With ``markov_rank: 0`` and no confidence head the
 file holds a block drafter, as DeepSpec's own DFlash. The authors' code takes both tables from the
-file; servers take them from the target.
+file; servers take them from the target. ``"specjax": {"confidence_temperatures": [T, ...]}`` are
+numbers by which the logits of the chances are divided, one for each place; other readers know none.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from .weights import check_integers, tensors_of
 DESCRIPTION = "DSpark's (Qwen3DSparkModel; fc.weight, markov_head.markov_w1.weight...)"
 DRAFTER, WEIGHTS_FILE = BlockDrafter, "model"
 ARCHITECTURE = "Qwen3DSparkModel"
+TEMPERATURES = "confidence_temperatures"
 NUM_ANCHORS = 512  # of training; the authors' code refuses a config without the key
 
 
@@ -69,7 +71,7 @@ def load(config: Mapping, tensors: Mapping, target):
         confidence=confidence,
         confidence_reads_token=bool(config.get("confidence_head_with_markov")),
     )
-    drafter = DSpark(config=shape, target=target.target)
+    drafter = DSpark(config=shape, target=target.target, temperatures=temperatures_of(config))
     return dflash.drafter_of(drafter, tensors, target, head_names(shape))
 
 
@@ -104,11 +106,31 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
             "enable_confidence_head": shape.confidence,
             "confidence_head_with_markov": shape.confidence_reads_token,
         }
+    config |= own_entry(drafter)
     tensors = tensors_of(params, named)
     if target is not None:
         tables = {name: table(target) for name, table in dflash.TABLES.items()}
         tensors |= {n: np.ascontiguousarray(x) for n, x in tables.items() if not is_quantized(x)}
     return config, tensors
+
+
+def temperatures_of(config: Mapping) -> tuple[float, ...]:
+    """The temperatures of the chances in a config; (): there are none.
+
+    Raises:
+      ValueError: they are no list.
+    """
+    found = (config.get("specjax") or {}).get(TEMPERATURES, [])
+    if not isinstance(found, list):
+        raise ValueError(f"{TEMPERATURES}={found!r}: it must be a list of numbers above 0")
+    return tuple(found)
+
+
+def own_entry(drafter: BlockDrafter) -> dict:
+    """What a config holds of the temperatures of a drafter's chances."""
+    if not isinstance(drafter, DSpark) or not drafter.temperatures:
+        return {}
+    return {"specjax": {TEMPERATURES: list(drafter.temperatures)}}
 
 
 def head_names(shape: DSparkConfig) -> dict[str, tuple]:

@@ -9,6 +9,8 @@ from a law that is given the one before, and which is the law that the draft sta
 
 ``c_k`` ends a chain where more of it does not pay: at ``least``, by the thresholds of a policy
 (``Context.confidence``), or by the costs of rounds (``Context.costs``, the policy ``schedule``).
+Products of chances err more than each chance does; ``temperatures`` divide the logits of the
+chances, one for each place (sequential temperature scaling; ``train/calibrate.py`` fits them).
 
 Lossless: yes, under ``greedy`` and ``delta``; with ``sibling_sampling="iid"`` or ``"distinct"``
 also under ``rejection``. ``c_k`` reads the tokens before the k-th and never the k-th itself, and
@@ -28,6 +30,7 @@ References: DSpark, arXiv 2607.05147; github.com/deepseek-ai/DeepSpec.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -127,12 +130,16 @@ class DSpark(CorrectedBlock):
     Attributes:
       least: in [0, 1]; a row drafts nothing from the first token on whose chance is below it, as
         the authors' ``confidence_threshold``. 0: everything is drafted.
+      temperatures: of the places, each above 0, by which the logits of their chances are divided;
+        (): 1 for all.
 
     Raises:
-      ValueError: ``least`` is out of range, or is given without a confidence head or for a tree.
+      ValueError: ``least`` is out of range, or is given without a confidence head or for a tree;
+        ``temperatures`` are not one for each place, or there is no confidence head.
     """
 
     least: float = 0.0
+    temperatures: tuple[float, ...] = ()
     module = DSparkLayers
     name = "dspark"
 
@@ -143,6 +150,16 @@ class DSpark(CorrectedBlock):
             raise ValueError(
                 f"DSpark(least={self.least}): the head has no confidence head, or drafts a tree "
                 f"({self.tree}); leave least out, or draft a chain with a confidence head"
+            )
+        given, places = self.temperatures, self.config.num_heads
+        if given and not (
+            self.config.confidence
+            and len(given) == places
+            and all(isinstance(t, (int, float)) and 0 < t < math.inf for t in given)
+        ):
+            raise ValueError(
+                f"DSpark(temperatures={given}): accepted are {places} numbers above 0, one for "
+                "each place, for a drafter with a confidence head; leave them out for 1"
             )
 
     @property
@@ -167,8 +184,13 @@ class DSpark(CorrectedBlock):
             sibling_sampling=self.sibling_sampling,
             words=self.words(params),
         )
-        chances = jax.nn.sigmoid(known.chances)
+        chances = self.chances(known.chances)
         return trees.limit_depth(draft, self.worthwhile(chances, context)), state
+
+    def chances(self, logits: jax.Array) -> jax.Array:
+        """The chances of the first K places, float32 ``[..., K]``, of their logits."""
+        scales = jnp.asarray(self.temperatures or (1.0,) * self.config.num_heads, jnp.float32)
+        return jax.nn.sigmoid(logits / scales[: logits.shape[-1]])
 
     def worthwhile(self, chances: jax.Array, context) -> jax.Array:
         """How many tokens of its chain each row proposes, int32 ``[B]``.

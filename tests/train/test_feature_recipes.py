@@ -9,6 +9,7 @@ import pytest
 from specjax.train import (
     block,
     block_heads,
+    calibrate,
     config,
     dspark,
     eagle,
@@ -269,6 +270,40 @@ def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeyp
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), own, back)
 
 
+def test_temperatures_of_chances_are_fitted_to_what_the_target_accepts(
+    place, monkeypatch, tmp_path
+):
+    made, setting, built = make(place, "dspark")
+    noise = iter(jax.random.split(jax.random.key(1), 99))
+    own = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(noise), x.shape), built.params)
+    lm, read = setting.lm, make_reader(setting.lm.config, setting.end_of_text, built.layers)
+    (held_out,) = setting.sets.values()
+    found = calibrate.measure(built, lm, read, made, own, held_out)
+    tokens, weight = held_out[0]
+    rows = read(lm.params, {"tokens": tokens, "weight": weight})
+    anchors = jnp.broadcast_to(calibrate.anchors_of(rows, made), (4, 6))
+    outputs, head = built.outputs(own, lm.params, rows, anchors), lm.target.head_table(lm.params)
+    for k, output in enumerate(outputs):
+        q, state = logits_of(output).T, output[2]
+        p = block.at(rows.hidden, anchors + k).reshape(24, -1) @ head.T
+        distance = jnp.abs(jax.nn.softmax(q) - jax.nn.softmax(p)).sum(axis=1) / 2
+        same = jnp.argmax(q, axis=1) == jnp.argmax(p, axis=1)
+        for part, wanted in zip(found, (state[-1], 1 - distance, same), strict=False):
+            np.testing.assert_allclose(part[:24, k], wanted, rtol=1e-3, atol=1e-4)
+    assert len(found.weight) > 24 and 0 < found.greedy.mean() < 1
+
+    settle = dspark.make_settle(made, setting)
+    assert settle(built, lm, read, own).temperatures == ()  # for want of blocks
+    monkeypatch.setattr(calibrate, "LEAST", 1)
+    drafter = settle(built, lm, read, own)
+    wanted = calibrate.fit_temperatures(found.logits, found.drawn, found.weight)
+    assert drafter.temperatures == wanted and len({*wanted}) == 2
+    head_export.export_heads(tmp_path, lm, drafter, built.publish(own))
+    assert specjax.load_drafter(tmp_path / head_export.MODEL, lm).drafter.temperatures == wanted
+    nothing = dataclasses.replace(made, scaled_for="nothing")
+    assert dspark.make_settle(nothing, setting)(built, lm, read, own) is built.drafter
+
+
 @pytest.mark.parametrize(
     ("kind", "make", "words"),
     [
@@ -333,6 +368,7 @@ def test_long_rows_attend_in_blocks_to_the_same_features(place, monkeypatch):
         (block_heads, "shares_moved=0", "shares_moved=0.0; accepted: above 0, at most 1"),
         (block_heads, "corrected_share=0", "corrected_share=0 at the start and the end"),
         (dspark, "ce_share=2", "ce_share=2.0"),
+        (dspark, "scaled_for=all", "scaled_for='all'; known: drawn, greedy, nothing"),
         (eagle3, "window=99", "window=99; accepted: 0, or at least data.length=256"),
         (eagle3, "num_layers=0", "num_layers=0; accepted: at least 1"),
     ],
