@@ -202,6 +202,7 @@ def edited(folder, source, config=None, **tensors):
         ("hydra", {"hydra_head_arch": "eagle-attn"}, {}, "known: mlp, prefix-mlp"),
         ("hydra", {"grounded_heads": False}, {}, "Medusa"),
         ("hydra", {"hydra_num_heads": 5}, {}, "missing .12."),
+        ("hydra", {"hydra_num_heads": 0}, {}, "hydra_num_heads=0: it must be at least 1"),
         ("hydra", {"hidden_state_offset": 3}, {}, "has 2 layers"),
         (
             "hydra",

@@ -254,10 +254,11 @@ def test_names_may_lack_their_prefix_and_shared_weights_have_several(
         ("lstm", dict(config={"method": "sum_rnn"}), "sum_rnn"),
         ("mlp", dict(config={"n_predict": None}), "lacks n_predict"),
         ("mlp", dict(config={"n_predict": 2}), "left over"),
-        ("mlp_tied", dict(config={"n_predict": 1}), "nothing to tie"),
+        ("mlp_tied", dict(config={"n_predict": 1}), "n_predict=1 leaves nothing to tie"),
         ("mlp", dict(tensors={"speculator.ln.1.bias": None}), "ln.1.bias"),
         ("mlp_tied", dict(tensors={"speculator.emb.0.weight": None}), "emb.0.weight"),
         ("redrafter", dict(config={"exit_dim": None}), "lacks exit_dim"),
+        ("redrafter", dict(config={"exit_dim": 0}), "exit_dim=0: it must be at least 1"),
         ("redrafter", dict(config={"num_draft_layers": 3}), "lm_head.3.weight"),
     ],
 )

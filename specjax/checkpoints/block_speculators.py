@@ -27,6 +27,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from .._internal.file_keys import file_keys
 from ..drafters.block import BlockConfig, BlockDrafter
 from ..drafters.dflash2 import DFlash2, DFlash2Config
 from ..drafters.dspark import DSpark, DSparkConfig
@@ -44,6 +45,15 @@ KINDS = {  # the kind of a file, its class, its architecture as the package writ
     "dflash2": (DFlash2, "DFlash2DraftModel"),
     "xpress": (XPress, "XPressDraftModel"),
 }
+KEYS = (
+    dflash2.KEYS
+    | dspark.KEYS
+    | {
+        "xpress_rank": "rank",
+        "num_jacobi_passes": "num_passes",
+        "sample_from_anchor": "from_root",
+    }
+)
 FROM_ROOT = ("dspark",)  # the kinds whose default is ``sample_from_anchor: true``
 BOTH_WAYS = ("dflash2",)  # likewise of ``sliding_window_non_causal``
 BLOCK_SIZE = 8
@@ -66,7 +76,8 @@ def matches(config: Mapping, names: set[str]) -> bool:
 def load(config: Mapping, tensors: Mapping, target):
     kind = config["speculators_model_type"]
     said = _block(config, tensors, target)
-    drafter = _drafter(kind, said, config, target.target)
+    with file_keys(KEYS):
+        drafter = _drafter(kind, said, config, target.target)
     few = drafter.config.draft_vocab_size
     named, others = _names(drafter.config), _UNUSED
     vocab = target.target.vocab_size

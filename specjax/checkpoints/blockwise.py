@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..drafters.blockwise import Blockwise, BlockwiseConfig
-from .weights import check_sizes, params_of, tensors_of
+from .weights import check_integers, check_sizes, params_of, tensors_of
 
 DESCRIPTION = "blockwise heads (trunk.weight, offsets.weight)"
 DRAFTER, WEIGHTS_FILE = Blockwise, "model"
@@ -30,6 +30,7 @@ def matches(config: Mapping, names: set[str]) -> bool:
 def load(config: Mapping, tensors: Mapping, target):
     if absent := [name for name in _SIZES if name not in config]:
         raise ValueError(f"config.json lacks {', '.join(absent)}")
+    check_integers(**{name: config[name] for name in _SIZES})
     check_sizes(target, hidden_size=config["hidden_size"], vocab_size=config["vocab_size"])
     shape = BlockwiseConfig(**{name: config[name] for name in _SIZES})
     drafter = Blockwise(config=shape, target=target.target)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from .._internal.file_keys import file_keys
 from ..drafters.block import BlockConfig, BlockDrafter
 from ..models.config import DecoderConfig
 from ..models.quantize import is_quantized
@@ -40,6 +41,7 @@ DESCRIPTION = "DFlash's (fc.weight, hidden_norm.weight, layers.{i}...; dflash_co
 DRAFTER, WEIGHTS_FILE = BlockDrafter, "model"
 LM_HEAD = "lm_head.weight"
 TABLES = {"embed_tokens.weight": embedding_table, LM_HEAD: head_table}
+KEYS = {"mask_token_id": "mask_token"}  # whose attribute has another name
 _MASK = "mask_embedding.pt"  # vLLM's name
 HEADS = ("candidate_selector.", "prefix_gru.", "logit_head.", "xpress_head.", "lilicorr.")
 _UNUSED = "rotary_emb.inv_freq"
@@ -51,7 +53,9 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    shape = BlockConfig(**shape_of(config, tensors, target))
+    said = shape_of(config, tensors, target)
+    with file_keys(KEYS):
+        shape = BlockConfig(**said)
     return drafter_of(BlockDrafter(config=shape, target=target.target), tensors, target)
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .._internal.file_keys import file_keys
 from ..drafters.block import BlockConfig
 from ..drafters.dflash2 import DFlash2, DFlash2Config
 from . import dflash
@@ -48,7 +49,9 @@ def load(config: Mapping, tensors: Mapping, target):
         raise ValueError(f"the config.json of a DFlash2 drafter lacks {', '.join(lacking)}")
     check_integers(**said)
     sizes = {KEYS[key]: value for key, value in said.items()}
-    shape = DFlash2Config(**dflash.shape_of(config, tensors, target), **sizes)
+    block = dflash.shape_of(config, tensors, target)
+    with file_keys(dflash.KEYS | KEYS):
+        shape = DFlash2Config(**block, **sizes)
     drafter = DFlash2(config=shape, target=target.target)
     return dflash.drafter_of(drafter, tensors, target, head_names(shape))
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .._internal.file_keys import file_keys
 from ..drafters.domino import Domino, DominoConfig
 from . import dflash
 from .weights import check_integers, tensors_of
@@ -48,11 +49,10 @@ def load(config: Mapping, tensors: Mapping, target):
     if lacking:
         raise ValueError(f"the config.json of a Domino drafter lacks {', '.join(lacking)}")
     check_integers(**said)
-    shape = DominoConfig(
-        **dflash.shape_of(config, tensors, target),
-        **{KEYS[key]: value for key, value in said.items()},
-        from_root=bool(own.get("shift_label", False)),
-    )
+    block = dflash.shape_of(config, tensors, target)
+    sizes = {KEYS[key]: value for key, value in said.items()}
+    with file_keys(dflash.KEYS | KEYS):
+        shape = DominoConfig(**block, **sizes, from_root=bool(own.get("shift_label", False)))
     old = any(name.startswith(OLD) for name in tensors)
     drafter = Domino(config=shape, target=target.target)
     return dflash.drafter_of(drafter, tensors, target, names(OLD if old else ""))

@@ -23,16 +23,22 @@ from typing import Any
 
 import numpy as np
 
+from .._internal.file_keys import file_keys
 from ..drafters.block import BlockConfig, BlockDrafter
 from ..drafters.dspark import DSpark, DSparkConfig
 from ..models.quantize import is_quantized
 from . import dflash
 from .layers import layer_hf
-from .weights import check_integers, tensors_of
+from .weights import check_integers, flags_of, tensors_of
 
 DESCRIPTION = "DSpark's (Qwen3DSparkModel; fc.weight, markov_head.markov_w1.weight...)"
 DRAFTER, WEIGHTS_FILE = BlockDrafter, "model"
 ARCHITECTURE = "Qwen3DSparkModel"
+KEYS = dflash.KEYS | {
+    "markov_head_type": "markov",
+    "enable_confidence_head": "confidence",
+    "confidence_head_with_markov": "confidence_reads_token",
+}
 TEMPERATURES = "confidence_temperatures"
 NUM_ANCHORS = 512  # of training; the authors' code refuses a config without the key
 
@@ -44,33 +50,40 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    for key in ("is_causal", "causal", "use_swa"):
-        if config.get(key):
-            raise ValueError(f"{key}={config[key]!r}: in this layout blocks are seen whole")
+    for key, value in flags_of(config, is_causal=None, causal=None, use_swa=None).items():
+        if value:
+            raise ValueError(f"{key}={value!r}: in this layout blocks are seen whole")
+    if dflash.drafts_from_root(config, config) is False:
+        key = next(key for key in dflash.LABELS if config.get(key) is False)
+        raise ValueError(
+            f"{key}=false is not supported: in this layout every place says the token after it"
+        )
     layers, said = dflash.layers_of(config, config, tensors, target)
     ids = config.get("target_layer_ids")
     dflash.check_ids(ids, target, least=-1)
     said |= dict(layers=layers, target_layers=dflash.states_of(ids), from_root=True)
     rank: Any = config.get("markov_rank")
-    confidence = config.get("enable_confidence_head")
+    flags = flags_of(config, enable_confidence_head=None, confidence_head_with_markov=None)
+    confidence, reads_token = flags.values()
     check_integers(markov_rank=rank)
-    if not isinstance(confidence, bool):
-        raise ValueError(f"enable_confidence_head={confidence!r}: it must be true or false")
+    if confidence is None:
+        raise ValueError("the config.json lacks enable_confidence_head")
     if not rank and not confidence:
-        return dflash.drafter_of(
-            BlockDrafter(config=BlockConfig(**said), target=target.target), tensors, target
-        )
+        with file_keys(KEYS):
+            bare = BlockConfig(**said)
+        return dflash.drafter_of(BlockDrafter(config=bare, target=target.target), tensors, target)
     if rank and "markov_head_type" not in config:
         raise ValueError(f"markov_rank={rank}: the config.json lacks markov_head_type")
-    if confidence and "confidence_head_with_markov" not in config:
+    if confidence and reads_token is None:
         raise ValueError("the config.json lacks confidence_head_with_markov")
-    shape = DSparkConfig(
-        **said,
-        markov_rank=rank,
-        markov=config.get("markov_head_type", "vanilla"),
-        confidence=confidence,
-        confidence_reads_token=bool(config.get("confidence_head_with_markov")),
-    )
+    with file_keys(KEYS):
+        shape = DSparkConfig(
+            **said,
+            markov_rank=rank,
+            markov=config.get("markov_head_type", "vanilla"),
+            confidence=confidence,
+            confidence_reads_token=bool(reads_token),
+        )
     drafter = DSpark(config=shape, target=target.target, temperatures=temperatures_of(config))
     return dflash.drafter_of(drafter, tensors, target, head_names(shape))
 

@@ -31,6 +31,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
+from .._internal.file_keys import file_keys
 from ..drafters.eagle3 import Eagle3, Eagle3Config, check_vocab
 from ..drafters.peagle import PEagle
 from ..models.quantize import is_quantized
@@ -83,19 +84,21 @@ def load(config: Mapping, tensors: Mapping, target):
     said = config.get("draft_vocab_size") or vocab
     check_integers(draft_vocab_size=said, target_hidden_size=size)
     head = tensors["lm_head.weight"].shape[0] if "lm_head.weight" in tensors else 0
-    shape = Eagle3Config(
-        layer=layer,
-        feature_size=size,
-        num_features=len(layers),
-        draft_vocab_size=said if head else 0,
-        norm_before_residual=bool(config.get("norm_before_residual", False)),
-        fc_norm=_norms(config, own),
-        normed_output=bool(config.get("norm_output", False)),
-        fc_bias="fc.bias" in tensors,
-        head_bias="lm_head.bias" in tensors,
-        own_embedding=_has_own_table(tensors, target),
-        mask_token=_mask(config, tensors, size * len(layers)),
-    )
+    mask = next((key for key in _MASKS if config.get(key) is not None), _MASKS[0])
+    with file_keys({mask: "mask_token", "target_hidden_size": "feature_size"}):
+        shape = Eagle3Config(
+            layer=layer,
+            feature_size=size,
+            num_features=len(layers),
+            draft_vocab_size=said if head else 0,
+            norm_before_residual=bool(config.get("norm_before_residual", False)),
+            fc_norm=_norms(config, own),
+            normed_output=bool(config.get("norm_output", False)),
+            fc_bias="fc.bias" in tensors,
+            head_bias="lm_head.bias" in tensors,
+            own_embedding=_has_own_table(tensors, target),
+            mask_token=_mask(config, tensors, size * len(layers)),
+        )
     if not head and said != vocab:
         raise ValueError(
             f"draft_vocab_size={said}, but lm_head.weight is missing: only a head over all {vocab} "

@@ -18,16 +18,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
+from .._internal.file_keys import file_keys
 from .._internal.optional import required
 from ..drafters.hydra import Hydra, HydraConfig
 from ..drafters.prefix import prefix_config
 from .layers import block_names, check_layer, config_of
-from .weights import check_copy, check_sizes, embedding_table, params_of, tensors_of
+from .weights import (
+    check_copy,
+    check_integers,
+    check_sizes,
+    embedding_table,
+    params_of,
+    tensors_of,
+)
 
 DESCRIPTION = "Hydra's (hydra_mlp.{i}.{j}.linear.weight, hydra_lm_head.{i}.weight)"
 DRAFTER, WEIGHTS_FILE = Hydra, "hydra_lm_head"
 ARCHITECTURES = ("mlp", "prefix-mlp")
+KEYS = {"hydra_num_heads": "num_heads", "hydra_num_layers": "num_layers"}
+USUAL = {"hydra_num_heads": 4, "hydra_num_layers": 1}
 _PREFIX = "prefix_embeding_layer."
 _UNUSED = ("embed_tokens.weight", "layers.0.self_attn.rotary_emb.inv_freq")
 
@@ -52,14 +63,16 @@ def load(config: Mapping, tensors: Mapping, target):
     own = [name for name in tensors if name.startswith("hydra_lm_head.0.")]
     vocab = tensors[own[0]].shape[0] if own else target.target.vocab_size
     check_sizes(target, hidden_size=size, vocab_size=vocab)
-    shape = HydraConfig(
-        hidden_size=size,
-        vocab_size=vocab,
-        num_heads=config.get("hydra_num_heads", 4),
-        num_layers=config.get("hydra_num_layers", 1),
-        tied=not own,
-        prefix=prefix_config(target.config) if kind == "prefix-mlp" else None,
-    )
+    sizes: dict[str, Any] = {key: config.get(key, usual) for key, usual in USUAL.items()}
+    check_integers(**sizes)
+    with file_keys(KEYS):
+        shape = HydraConfig(
+            hidden_size=size,
+            vocab_size=vocab,
+            **{KEYS[key]: value for key, value in sizes.items()},
+            tied=not own,
+            prefix=prefix_config(target.config) if kind == "prefix-mlp" else None,
+        )
     offset = config.get("hidden_state_offset", 0)
     if not 0 <= offset <= target.target.num_layers:
         raise ValueError(

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .._internal.file_keys import file_keys
 from ..drafters.kangaroo import THRESHOLD, Kangaroo, KangarooConfig
 from .layers import block_names, layer_config, layer_hf
 from .weights import check_integers, check_sizes, params_of, tensors_of
@@ -58,12 +59,9 @@ def load(config: Mapping, tensors: Mapping, target):
     threshold = own.get("threshold", THRESHOLD)
     if isinstance(threshold, bool) or not isinstance(threshold, int | float):
         raise ValueError(f"config.json: threshold={threshold!r}: it must be a number from 0 to 1")
-    drafter = Kangaroo(
-        config=KangarooConfig(layer=layer),
-        target=target.target,
-        layer=first,
-        threshold=threshold,
-    )
+    shape = KangarooConfig(layer=layer)
+    with file_keys({"exit": "layer"}):
+        drafter = Kangaroo(config=shape, target=target.target, layer=first, threshold=threshold)
     named = names(drafter.config)
     return drafter, params_of(tensors, named, drafter.shapes, target.dtype, _UNUSED)
 

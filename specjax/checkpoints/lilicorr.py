@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .._internal.file_keys import file_keys
 from ..drafters.lilicorr import LiLiCorr, LiLiCorrConfig
 from . import dflash, dflash2
 from .weights import check_integers, tensors_of
@@ -82,7 +83,8 @@ def load(config: Mapping, tensors: Mapping, target):
     sizes = {(KEYS | CONVOLUTIONS)[key]: value for key, value in said.items()}
     block = dflash.shape_of(config, tensors, target)
     sizes["lattice_size"] = sizes["lattice_size"] or block["layers"].hidden_size
-    shape = LiLiCorrConfig(**block, **sizes)
+    with file_keys(dflash.KEYS | KEYS | CONVOLUTIONS):
+        shape = LiLiCorrConfig(**block, **sizes)
     drafter = LiLiCorr(config=shape, target=target.target)
     return dflash.drafter_of(drafter, tensors, target, _names(shape))
 

@@ -35,6 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from .._internal.file_keys import file_keys
 from .._internal.optional import required
 from ..drafters.mtp import MTP, MTPConfig, module_layer
 from ..models import translate
@@ -190,14 +191,15 @@ def load(config: Mapping, tensors, target):
     if not any(".experts." in name for name in here):
         layer = dataclasses.replace(layer, num_experts=0)
     own = config.get("specjax") or {}
-    shape = MTPConfig(
-        layer=layer,
-        num_modules=steps if num == 1 else num,
-        share_layers=num == 1 and steps > 1,
-        normed_output=own.get("normed_output", True),
-        **layout.config,
-        **_own_tables(layout, tensors, target, begin, num),
-    )
+    with file_keys({"num_speculative_steps": "num_modules"}):
+        shape = MTPConfig(
+            layer=layer,
+            num_modules=steps if num == 1 else num,
+            share_layers=num == 1 and steps > 1,
+            normed_output=own.get("normed_output", True),
+            **layout.config,
+            **_own_tables(layout, tensors, target, begin, num),
+        )
     drafter = MTP(config=shape, target=target.target)
     stored = {name: tensors.entry(name) for name in here}
     return drafter, _read(drafter, layout, stored, layout_of(config), target)

@@ -14,9 +14,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from .._internal.file_keys import file_keys
 from ..drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
 from .layers import block_names, layer_config, layer_hf
-from .weights import check_sizes, params_of, tensors_of
+from .weights import check_integers, check_sizes, params_of, tensors_of
 
 DESCRIPTION = "parallel heads (model_type mtp_heads; heads.{k}.self_attn...)"
 DRAFTER, WEIGHTS_FILE = ParallelHeads, "model"
@@ -27,9 +28,10 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    lacking = [key for key in ("num_heads", "layer") if not isinstance(config.get(key), int)]
+    lacking = [key for key in ("num_heads", "layer") if config.get(key) is None]
     if lacking:
         raise ValueError(f"the config.json of parallel heads lacks {', '.join(lacking)}")
+    check_integers(num_heads=config["num_heads"], layer=config["layer"])
     hf = {key: value for key, value in config.items() if key != "model_type"}
     kind = "qwen3" if any(name.endswith(".q_norm.weight") for name in tensors) else "llama"
     layers = layer_config(hf, tensors, model_type=kind)
@@ -39,7 +41,9 @@ def load(config: Mapping, tensors: Mapping, target):
             f"layer={config['layer']}: {target.name} has {target.target.num_layers} layers; load "
             "the target that the heads belong to"
         )
-    shape = MTPHeadsConfig(layers=dataclasses.replace(layers, num_layers=config["num_heads"]))
+    with file_keys({"num_heads": "num_layers"}):
+        layers = dataclasses.replace(layers, num_layers=config["num_heads"])
+    shape = MTPHeadsConfig(layers=layers)
     drafter = ParallelHeads(config=shape, target=target.target, layer=config["layer"])
     return drafter, params_of(tensors, names(shape), drafter.shapes, target.dtype)
 

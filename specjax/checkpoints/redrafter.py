@@ -14,13 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .._internal.file_keys import file_keys
 from ..drafters.redrafter import ReDrafter, ReDrafterConfig
-from .weights import check_sizes, params_of, tensors_of
+from .weights import check_integers, check_sizes, params_of, tensors_of
 
 DESCRIPTION = "ReDrafter's (rnn_u.weight, lm_head.{i}.linear.weight)"
 DRAFTER, WEIGHTS_FILE = ReDrafter, "model"
 _TYPE = "recurrent_drafting_drafter"
-_KEYS = ("vocab_size", "hidden_size", "exit_dim", "num_draft_layers")
+_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "exit_dim": "exit_size",
+    "num_draft_layers": "num_layers",
+}
 
 
 def matches(config: Mapping, names: set[str]) -> bool:
@@ -31,14 +37,13 @@ def load(config: Mapping, tensors: Mapping, target):
     lacking = [name for name in _KEYS if name not in config]
     if lacking:
         raise ValueError(f"the config.json of a ReDrafter lacks {', '.join(lacking)}")
-    shape = ReDrafterConfig(
-        hidden_size=config["hidden_size"],
-        vocab_size=config["vocab_size"],
-        exit_size=config["exit_dim"],
-        num_layers=config["num_draft_layers"],
-        recurrent=bool(config.get("rnn", False)),
-        kept=(config.get("specjax") or {}).get("kept", ReDrafterConfig.kept),
-    )
+    check_integers(**{name: config[name] for name in _KEYS})
+    with file_keys(_KEYS):
+        shape = ReDrafterConfig(
+            **{name: config[key] for key, name in _KEYS.items()},
+            recurrent=bool(config.get("rnn", False)),
+            kept=(config.get("specjax") or {}).get("kept", ReDrafterConfig.kept),
+        )
     check_sizes(target, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size)
     drafter = ReDrafter(config=shape, target=target.target)
     params = params_of(tensors, names(shape), drafter.shapes, target.dtype)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .._internal.file_keys import file_keys
 from ..drafters.block import BlockConfig
 from ..drafters.specdiff import SpecDiff
 from . import dflash
@@ -33,7 +34,8 @@ def load(config: Mapping, tensors: Mapping, target):
     said: dict[str, Any] = {key: own.pop(key) for key in KEYS}
     check_integers(steps=said["steps"])
     shape = dflash.shape_of({**config, "dflash_config": own}, tensors, target)
-    drafter = SpecDiff(config=BlockConfig(**shape), target=target.target, **said)
+    with file_keys(dflash.KEYS):
+        drafter = SpecDiff(config=BlockConfig(**shape), target=target.target, **said)
     return dflash.drafter_of(drafter, tensors, target)
 
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from .._internal.file_keys import file_keys
 from ..drafters.speculator import Speculator, SpeculatorConfig
 from .layers import block_names, layer_config, layer_hf
 from .weights import check_sizes, params_of, tensors_of
@@ -36,6 +37,7 @@ DESCRIPTION = (
 DRAFTER, WEIGHTS_FILE = Speculator, "model"
 _PREFIX = "speculator."
 _LAYER = "prefix."
+KEYS = {"n_predict": "num_heads", "inner_dim": "inner_size", "tie_weights": "tied"}
 _GATES = ("forget", "input", "output", "cell")
 _MARKS = ("proj.0.weight", "proj.0.0.weight", "forget_proj.0.weight")
 
@@ -112,17 +114,19 @@ def config_of(config: Mapping, tensors: Iterable[str] = ()) -> SpeculatorConfig:
     layer = (config.get("specjax") or {}).get("prefix")
     if not isinstance(layer, Mapping | None):
         raise ValueError(f"config.json: prefix={layer!r} within specjax is no layer's config")
-    return SpeculatorConfig(
-        hidden_size=config[hidden],
-        vocab_size=config["vocab_size"],
-        inner_size=int(min(sizes)) or config[hidden],
-        num_heads=config["n_predict"],
-        cell="mlp" if method == "mlp" else "lstm",
-        tied=bool(config.get("tie_weights", False)),
-        scaled=bool(config.get("scale_input", False)),
-        one_table=method == "mlp" or bool(config.get("tie_lstm_embs", False)),
-        prefix=None if layer is None else layer_config(layer, tensors),
-    )
+    prefix = None if layer is None else layer_config(layer, tensors)
+    with file_keys({hidden: "hidden_size"} | KEYS):
+        return SpeculatorConfig(
+            hidden_size=config[hidden],
+            vocab_size=config["vocab_size"],
+            inner_size=int(min(sizes)) or config[hidden],
+            num_heads=config["n_predict"],
+            cell="mlp" if method == "mlp" else "lstm",
+            tied=bool(config.get("tie_weights", False)),
+            scaled=bool(config.get("scale_input", False)),
+            one_table=method == "mlp" or bool(config.get("tie_lstm_embs", False)),
+            prefix=prefix,
+        )
 
 
 def names(shape: SpeculatorConfig, prefix: str = "", *, shared: bool = False) -> dict[str, tuple]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .._internal.file_keys import file_keys
 from ..drafters.xpress import XPress, XPressConfig
 from . import dflash
 from .weights import check_integers, tensors_of
@@ -55,10 +56,9 @@ def load(config: Mapping, tensors: Mapping, target):
     if lacking:
         raise ValueError(f"the config.json of an XPress drafter lacks {', '.join(lacking)}")
     check_integers(**{key: config[key] for key in KEYS})
-    shape = XPressConfig(
-        **dflash.shape_of(config, tensors, target),
-        **{name: config[key] for key, name in KEYS.items()},
-    )
+    block = dflash.shape_of(config, tensors, target)
+    with file_keys(dflash.KEYS | KEYS):
+        shape = XPressConfig(**block, **{name: config[key] for key, name in KEYS.items()})
     places = config.get("xpress_block_size", shape.block_size)
     if places != shape.block_size:
         raise ValueError(

@@ -9,6 +9,7 @@ import dataclasses
 import re
 from collections.abc import Container, Mapping
 
+from .._internal.file_keys import file_keys
 from .config import DecoderConfig, RopeScaling
 from .config_json import check_expressed, ids_of
 from .families import FAMILIES
@@ -107,7 +108,8 @@ def config_from_hf(hf: Mapping[str, object]) -> DecoderConfig:
     values |= _windows_from_hf(hf, family.windows, values["num_layers"])
     if "plain_layers" in values:
         values["plain_layers"] = tuple(values["plain_layers"])
-    config = DecoderConfig(model_type=hf["model_type"], **values | family.fixed)
+    with file_keys({key: name for name, key in family.keys.items()}):
+        config = DecoderConfig(model_type=hf["model_type"], **values | family.fixed)
     stretched = len(dict(config.rope_scaling or ()).get("short_factor", ()))
     if stretched and stretched != config.rotary_dim // 2:
         raise ValueError(
