@@ -124,7 +124,7 @@ def test_older_names_are_written_otherwise_and_mean_the_same(golden_target, tmp_
         (
             "lilicorr",
             {"lilicorr_num_heads": 3},
-            "lilicorr_num_heads=3: it does not divide lilicorr_hidden_size",
+            "lilicorr_num_heads=3: .* lilicorr_hidden_size=8",
         ),
         ("lilicorr", {"lilicorr_factor_dim": "3"}, "lilicorr_factor_dim='3': it must be a whole"),
         ("lilicorr", {"lilicorr_mlp_ratio": "2"}, "lilicorr_mlp_ratio='2': it must be a number"),
@@ -137,10 +137,16 @@ def test_older_names_are_written_otherwise_and_mean_the_same(golden_target, tmp_
         ("xpress", {"xpress_num_passes": "6"}, "xpress_num_passes='6': it must be a whole"),
         ("xpress", {"xpress_block_size": 7}, "xpress_block_size=7: the block has 5 places"),
         ("xpress", {"sample_from_anchor": True}, "sample_from_anchor=true is not supported"),
+        ("domino", {"shift_label": "false"}, "shift_label='false': it must be true or false"),
+        ("dflash", {"use_swa": "false"}, "use_swa='false': it must be true or false"),
+        ("dflash", {"use_swa": True, "swa_window_size": "6"}, "swa_window_size='6'"),
+        ("dflash", {"target_layer_ids": [True, 3, 5]}, "target_layer_ids=.True, 3, 5."),
+        ("dflash", {"target_layer_ids": [1, 1, 5]}, "target_layer_ids=.1, 1, 5.: .* read once"),
+        ("dflash", {"causal": False, "causal_head": True}, "causal=False, causal_head=True contra"),
         (
-            "dflash",
-            {"causal": False, "causal_head": True},
-            "causal_head=True contradicts causal=False",
+            "dflash2_window",
+            {"is_causal": False, "causal": True},
+            "is_causal=False, causal=True",
         ),
     ],
 )

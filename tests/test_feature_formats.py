@@ -265,7 +265,7 @@ def test_a_residual_is_not_normed_unless_the_config_says_so(name, target, tmp_pa
         ({"use_swa": True, "swa_window_size": 6}, {}, 6, False),
         ({"use_swa": True, "causal": True}, {"is_causal": None, "sliding_window": 9}, 9, True),
         ({"swa_window_size": 6}, {"use_sliding_window": True, "sliding_window": 9}, 6, None),
-        ({"causal": True}, {"is_causal": False}, None, False),
+        ({"causal": False, "causal_head": False}, {"is_causal": False}, None, False),
     ],
 )
 def test_windows_are_those_of_dflashs_own_keys(own, config, window, causal, target, tmp_path):

@@ -85,6 +85,8 @@ def target():
         ("dspark", {"markov_head_type": "lstm"}, {}, "markov_head_type='lstm'"),
         ("dspark", {"enable_confidence_head": 1}, {}, "enable_confidence_head=1"),
         ("dspark", {"confidence_head_with_markov": None}, {}, "lacks confidence_head_with_markov"),
+        ("dspark", {"confidence_head_with_markov": "false"}, {}, "with_markov='false': it must be"),
+        ("eagle3", {"norm_before_residual": "false"}, {}, "norm_before_residual='false': it must"),
         ("dspark", {"is_causal": True}, {}, "is_causal=True: in this layout blocks are seen whole"),
         ("dspark", {"attention_sink_bias": True}, {}, "attention sinks are not supported"),
         ("dspark", {"target_layer_ids": [-2]}, {}, "target_layer_ids=.-2."),

@@ -68,6 +68,8 @@ class BlockTrainingConfig(AnchorConfig):
                 raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least {least}")
         if not self.layers:
             raise ConfigError("layers=[]; accepted: at least one layer of the target")
+        if len({*self.layers}) < len(self.layers):
+            raise ConfigError(f"layers={list(self.layers)}: each layer is read once; name it once")
 
 
 Config = BlockTrainingConfig

@@ -35,7 +35,7 @@ from ..drafters.xpress import XPress, XPressConfig
 from . import dflash, dflash2, dspark, eagle3, xpress
 from .eagle3_speculators import proposals
 from .layers import layer_hf, rope_of
-from .weights import check_integers, tensors_of
+from .weights import check_integers, flags_of, tensors_of
 
 DESCRIPTION = "speculators' of block drafters (speculators_model_type: dflash, dspark, ...)"
 DRAFTER, WEIGHTS_FILE = BlockDrafter, "model"
@@ -152,14 +152,11 @@ def _block(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
             f"target_hidden_size={size!r}: such drafters are as wide as their target, and this one "
             f"is {layers.hidden_size} wide"
         )
-    flags = {
-        "sample_from_anchor": kind in FROM_ROOT,
-        "sliding_window_non_causal": kind in BOTH_WAYS,
-    }
-    for key, default in flags.items():
-        flags[key] = config.get(key, default)
-        if not isinstance(flags[key], bool):
-            raise ValueError(f"{key}={flags[key]!r}: it must be true or false")
+    flags = flags_of(
+        config,
+        sample_from_anchor=kind in FROM_ROOT,
+        sliding_window_non_causal=kind in BOTH_WAYS,
+    )
     few: Any = config.get("draft_vocab_size")
     if few is None:  # the file knows better than the package's default, 32,000
         few = len(tensors["d2t"]) if "d2t" in tensors else layers.vocab_size
@@ -194,12 +191,6 @@ def _drafter(kind: str, said: dict, config: Mapping, target) -> BlockDrafter:
         check_integers(**{key: value})
         return value
 
-    def flag(key):
-        value = config.get(key, True)
-        if not isinstance(value, bool):
-            raise ValueError(f"{key}={value!r}: it must be true or false")
-        return value
-
     if kind == "dflash2":
         sizes = {name: number(key, dflash2.USUAL[key]) for key, name in dflash2.KEYS.items()}
         return DFlash2(config=DFlash2Config(**said, **sizes), target=target)
@@ -216,7 +207,8 @@ def _drafter(kind: str, said: dict, config: Mapping, target) -> BlockDrafter:
         return XPress(config=shape, target=target)
     if kind == "dspark":
         rank, markov = number("markov_rank", 256), config.get("markov_head_type", "vanilla")
-        confidence, reads = flag("enable_confidence_head"), flag("confidence_head_with_markov")
+        flags = flags_of(config, enable_confidence_head=True, confidence_head_with_markov=True)
+        confidence, reads = flags.values()
         if rank and markov == "rnn" and not said["from_root"]:
             raise ValueError(
                 "markov_head_type='rnn' with sample_from_anchor=false is not supported: its memory "

@@ -32,6 +32,7 @@ from .weights import (
     check_integers,
     check_sizes,
     embedding_table,
+    flags_of,
     head_table,
     params_of,
     tensors_of,
@@ -76,7 +77,9 @@ def shape_of(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
     layers, said = layers_of(config, own, tensors, target)
     if ids is None:
         ids = usual_ids(count, layers.num_layers)
-    check_ids(ids, target, least=0)
+        check_ids(sorted({*ids}), target, least=0)  # there may be fewer than that
+    else:
+        check_ids(ids, target, least=0)
     layers, causal = _attention(config, own, layers)
     return said | dict(layers=layers, target_layers=states_of(ids), causal=causal)
 
@@ -249,11 +252,13 @@ def check_ids(ids, target, least: int) -> None:
     """Raises ``ValueError`` for ids that are no layers of the target, counted from ``least``."""
     count = target.target.num_layers
     wrong = not isinstance(ids, list) or not ids
-    if wrong or any(not isinstance(i, int) or not least <= i < count for i in ids):
+    if wrong or any(type(i) is not int or not least <= i < count for i in ids):
         raise ValueError(
             f"target_layer_ids={ids}: {target.name} has {count} layers, numbered 0 to {count - 1}; "
             "load the target that the drafter belongs to"
         )
+    if len({*ids}) < len(ids):
+        raise ValueError(f"target_layer_ids={ids}: each layer is read once; name it once")
 
 
 def states_of(ids) -> tuple[int, ...]:
@@ -261,21 +266,34 @@ def states_of(ids) -> tuple[int, ...]:
     return tuple(i + 1 for i in ids)
 
 
+def only_value(said: Mapping[str, Any]) -> Any:
+    """The value on which all keys of a config agree that have one; None if none has.
+
+    Raises:
+      ValueError: they contradict each other.
+    """
+    given = {key: value for key, value in said.items() if value is not None}
+    values = list(given.values())
+    if any(value != values[0] for value in values):
+        told = ", ".join(f"{key}={value}" for key, value in given.items())
+        raise ValueError(
+            f"config.json: {told} contradict each other: they are names of one setting; leave out "
+            "those that are not true of the drafter"
+        )
+    return values[0] if values else None
+
+
 def _attention(config: Mapping, own: Mapping, layers):
     """``(layers, causal)``, with the windows that the keys of DFlash ask for."""
-    causal = config.get("is_causal")
-    causal = own.get("causal") if causal is None else causal
-    tree = own.get("causal_head")  # JetSpec's key
-    if tree is not None and causal is not None and bool(tree) != bool(causal):
-        raise ValueError(
-            f"dflash_config: causal_head={tree} contradicts causal={causal}; leave one of them out"
-        )
-    causal = tree if causal is None else causal
+    flags = flags_of(config, is_causal=None)
+    flags |= flags_of(own, causal=None, causal_head=None)  # the latter is JetSpec's
+    causal = only_value(flags)
     sliding = layers.window is not None
-    if sliding or own.get("use_swa"):
+    if sliding or flags_of(own, use_swa=False)["use_swa"]:
         window = own.get("swa_window_size") or layers.window or config.get("sliding_window")
         if window is None:
             raise ValueError("dflash_config: use_swa without swa_window_size or sliding_window")
+        check_integers(swa_window_size=window)
         layers = dataclasses.replace(layers, window=window)
         causal = causal if sliding else bool(causal)
     return layers, causal

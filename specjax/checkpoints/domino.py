@@ -20,7 +20,7 @@ from typing import Any
 from .._internal.file_keys import file_keys
 from ..drafters.domino import Domino, DominoConfig
 from . import dflash
-from .weights import check_integers, tensors_of
+from .weights import check_integers, flags_of, tensors_of
 
 DESCRIPTION = "Domino's (prefix_gru.weight_ih_l0, embed_proj.0.weight; dflash_config)"
 DRAFTER, WEIGHTS_FILE = Domino, "model"
@@ -50,9 +50,10 @@ def load(config: Mapping, tensors: Mapping, target):
         raise ValueError(f"the config.json of a Domino drafter lacks {', '.join(lacking)}")
     check_integers(**said)
     block = dflash.shape_of(config, tensors, target)
+    labels = {"from_root": flags_of(own, shift_label=False)["shift_label"]}
     sizes = {KEYS[key]: value for key, value in said.items()}
     with file_keys(dflash.KEYS | KEYS):
-        shape = DominoConfig(**block, **sizes, from_root=bool(own.get("shift_label", False)))
+        shape = DominoConfig(**block, **sizes, **labels)
     old = any(name.startswith(OLD) for name in tensors)
     drafter = Domino(config=shape, target=target.target)
     return dflash.drafter_of(drafter, tensors, target, names(OLD if old else ""))

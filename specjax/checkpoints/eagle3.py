@@ -37,7 +37,14 @@ from ..drafters.peagle import PEagle
 from ..models.quantize import is_quantized
 from .eagle import num_layers
 from .layers import block_names, layer_config, layer_hf
-from .weights import check_integers, check_sizes, embedding_table, params_of, tensors_of
+from .weights import (
+    check_integers,
+    check_sizes,
+    embedding_table,
+    flags_of,
+    params_of,
+    tensors_of,
+)
 
 DESCRIPTION = "EAGLE-3's (fc.weight, midlayer... or layers.0..., lm_head.weight, d2t)"
 DRAFTER, WEIGHTS_FILE = Eagle3, "model"
@@ -66,7 +73,8 @@ def is_deepspecs(config: Mapping, names: set[str]) -> bool:
 
 def load(config: Mapping, tensors: Mapping, target):
     own = config.get("eagle_config") or {}
-    if not own.get("use_aux_hidden_state", config.get("use_aux_hidden_state", True)):
+    reads = flags_of(config, use_aux_hidden_state=True)
+    if not all(flags_of(own, **reads).values()):
         raise ValueError(
             "use_aux_hidden_state=false: an EAGLE-3 head that reads nothing but the last hidden "
             "state is not supported"
@@ -84,6 +92,7 @@ def load(config: Mapping, tensors: Mapping, target):
     said = config.get("draft_vocab_size") or vocab
     check_integers(draft_vocab_size=said, target_hidden_size=size)
     head = tensors["lm_head.weight"].shape[0] if "lm_head.weight" in tensors else 0
+    flags = flags_of(config, norm_before_residual=False, norm_output=False)
     mask = next((key for key in _MASKS if config.get(key) is not None), _MASKS[0])
     with file_keys({mask: "mask_token", "target_hidden_size": "feature_size"}):
         shape = Eagle3Config(
@@ -91,9 +100,9 @@ def load(config: Mapping, tensors: Mapping, target):
             feature_size=size,
             num_features=len(layers),
             draft_vocab_size=said if head else 0,
-            norm_before_residual=bool(config.get("norm_before_residual", False)),
+            norm_before_residual=flags["norm_before_residual"],
             fc_norm=_norms(config, own),
-            normed_output=bool(config.get("norm_output", False)),
+            normed_output=flags["norm_output"],
             fc_bias="fc.bias" in tensors,
             head_bias="lm_head.bias" in tensors,
             own_embedding=_has_own_table(tensors, target),
@@ -309,8 +318,8 @@ def _mask(config: Mapping, tensors: Mapping, size: int) -> int | None:
 
 
 def _norms(config: Mapping, own: Mapping) -> str | None:
-    each = config.get("fc_norm") or config.get("use_aux_norm")
-    whole = own.get("norm_before_fc", config.get("norm_before_fc", False))
+    each = any(flags_of(config, fc_norm=False, use_aux_norm=False).values())
+    whole = flags_of(own, **flags_of(config, norm_before_fc=False))["norm_before_fc"]
     if each and whole:
         raise ValueError("fc_norm and norm_before_fc exclude each other; the config has both")
     return "each" if each else "whole" if whole else None

@@ -30,6 +30,7 @@ from .weights import (
     check_integers,
     check_sizes,
     embedding_table,
+    flags_of,
     params_of,
     tensors_of,
 )
@@ -53,7 +54,7 @@ def load(config: Mapping, tensors: Mapping, target):
         raise ValueError(
             f"hydra_head_arch={kind!r} is not supported; known: {', '.join(ARCHITECTURES)}"
         )
-    if not config.get("grounded_heads", False):
+    if not flags_of(config, grounded_heads=False)["grounded_heads"]:
         raise ValueError(
             "grounded_heads=false: such heads do not read the drafted tokens, which makes them "
             "Medusa's; Hydra's have grounded_heads=true"

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..drafters.medusa import Medusa, MedusaConfig
-from .weights import check_copy, check_sizes, params_of, tensors_of
+from .weights import check_copy, check_sizes, flags_of, params_of, tensors_of
 
 DESCRIPTION = "vLLM's of Medusa (blocks.{i}.layers.{j}.weight, lm_heads.{i}.weight)"
 DRAFTER, WEIGHTS_FILE = Medusa, "model"
@@ -45,7 +45,7 @@ def load(config: Mapping, tensors: Mapping, target):
         num_heads=1 + max(int(f[2]) for f in found),
         num_layers=1 + max(int(f[3]) for f in found),
         bias=f"{found[0][0].removesuffix('weight')}bias" in tensors,
-        tied=bool(config.get("original_lm_head", False)),
+        tied=flags_of(config, original_lm_head=False)["original_lm_head"],
     )
     others = [name for name in tensors if shape.tied and re.fullmatch(_ORIGINAL, name)]
     for name in others:

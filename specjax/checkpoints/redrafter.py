@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from .._internal.file_keys import file_keys
 from ..drafters.redrafter import ReDrafter, ReDrafterConfig
-from .weights import check_integers, check_sizes, params_of, tensors_of
+from .weights import check_integers, check_sizes, flags_of, params_of, tensors_of
 
 DESCRIPTION = "ReDrafter's (rnn_u.weight, lm_head.{i}.linear.weight)"
 DRAFTER, WEIGHTS_FILE = ReDrafter, "model"
@@ -41,7 +41,7 @@ def load(config: Mapping, tensors: Mapping, target):
     with file_keys(_KEYS):
         shape = ReDrafterConfig(
             **{name: config[key] for key, name in _KEYS.items()},
-            recurrent=bool(config.get("rnn", False)),
+            recurrent=flags_of(config, rnn=False)["rnn"],
             kept=(config.get("specjax") or {}).get("kept", ReDrafterConfig.kept),
         )
     check_sizes(target, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size)

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping
 from .._internal.file_keys import file_keys
 from ..drafters.speculator import Speculator, SpeculatorConfig
 from .layers import block_names, layer_config, layer_hf
-from .weights import check_sizes, params_of, tensors_of
+from .weights import check_sizes, flags_of, params_of, tensors_of
 
 DESCRIPTION = (
     "MLP and LSTM speculators' (emb.{i}.weight, proj.{i}.weight; forget_proj.{i}.weight, ...)"
@@ -114,6 +114,7 @@ def config_of(config: Mapping, tensors: Iterable[str] = ()) -> SpeculatorConfig:
     layer = (config.get("specjax") or {}).get("prefix")
     if not isinstance(layer, Mapping | None):
         raise ValueError(f"config.json: prefix={layer!r} within specjax is no layer's config")
+    flags = flags_of(config, tie_weights=False, scale_input=False, tie_lstm_embs=False)
     prefix = None if layer is None else layer_config(layer, tensors)
     with file_keys({hidden: "hidden_size"} | KEYS):
         return SpeculatorConfig(
@@ -122,9 +123,9 @@ def config_of(config: Mapping, tensors: Iterable[str] = ()) -> SpeculatorConfig:
             inner_size=int(min(sizes)) or config[hidden],
             num_heads=config["n_predict"],
             cell="mlp" if method == "mlp" else "lstm",
-            tied=bool(config.get("tie_weights", False)),
-            scaled=bool(config.get("scale_input", False)),
-            one_table=method == "mlp" or bool(config.get("tie_lstm_embs", False)),
+            tied=flags["tie_weights"],
+            scaled=flags["scale_input"],
+            one_table=method == "mlp" or flags["tie_lstm_embs"],
             prefix=prefix,
         )
 

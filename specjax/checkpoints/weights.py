@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,7 @@ from ..models.lm import LM
 from ..models.quantize import is_quantized
 from ..types import HeadTarget
 
+_FLAG = (bool, type(None))
 PICKLES = ("*.pt", "*.pth", "*.bin")
 _LISTED = 6  # names that an error lists before it only counts the rest
 
@@ -207,6 +209,23 @@ def check_integers(**values) -> None:
     wrong = [f"{name}={value!r}" for name, value in values.items() if type(value) is not int]
     if wrong:
         raise ValueError(f"config.json: {', '.join(wrong)}: it must be a whole number")
+
+
+def flags_of(config: Mapping, **usual: bool | None) -> dict[str, Any]:
+    """The entries of a config that are true or false, by name.
+
+    Args:
+      config: the config, or a part of it.
+      usual: the names, each with the value of one that is absent or null.
+
+    Raises:
+      ValueError: an entry is neither true nor false, such as ``"false"`` or 0.
+    """
+    found = usual | {key: config[key] for key in usual if config.get(key) is not None}
+    wrong = [f"{key}={value!r}" for key, value in found.items() if type(value) not in _FLAG]
+    if wrong:
+        raise ValueError(f"config.json: {', '.join(wrong)}: it must be true or false")
+    return found
 
 
 def readable(target: LM) -> HeadTarget:
