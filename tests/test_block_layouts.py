@@ -138,6 +138,17 @@ def test_older_names_are_written_otherwise_and_mean_the_same(golden_target, tmp_
         ("xpress", {"xpress_block_size": 7}, "xpress_block_size=7: the block has 5 places"),
         ("xpress", {"sample_from_anchor": True}, "sample_from_anchor=true is not supported"),
         ("domino", {"shift_label": "false"}, "shift_label='false': it must be true or false"),
+        (
+            "dflash",
+            {"shift_label": True, "sample_from_anchor": False},
+            "sample_from_anchor=False con",
+        ),
+        ("lilicorr", {"shift_label": True}, "shift_label=true is not supported"),
+        ("dflash", {"projector_type": "dspark"}, "projector_type='dspark'.* is 'dflash'"),
+        ("dflash2", {"projector_type": "domino"}, "projector_type='domino'"),
+        ("dflash", {"conv_kernel_size": 2}, "conv_kernel_size=2 is not understood"),
+        ("dflash2", {"kernel_mode": "input"}, "kernel_mode='input' is not understood, and may"),
+        ("dflash", {"attention_mode": "mla"}, "attention_mode='mla' is not supported"),
         ("dflash", {"use_swa": "false"}, "use_swa='false': it must be true or false"),
         ("dflash", {"use_swa": True, "swa_window_size": "6"}, "swa_window_size='6'"),
         ("dflash", {"target_layer_ids": [True, 3, 5]}, "target_layer_ids=.True, 3, 5."),
@@ -153,6 +164,24 @@ def test_older_names_are_written_otherwise_and_mean_the_same(golden_target, tmp_
 def test_configs_that_are_not_understood_are_refused(source, own, words, golden_target, tmp_path):
     with pytest.raises(ValueError, match=words):
         specjax.load_drafter(edited(tmp_path, source, own), golden_target)
+
+
+@pytest.mark.parametrize(
+    ("source", "own", "num_drafted"),
+    [
+        ("dflash", {}, 4),
+        ("dflash", {"shift_label": True, "projector_type": "dflash", "attention_mode": "gqa"}, 5),
+        ("dflash2", {"sample_from_anchor": True, "projector_type": None}, 5),
+        ("dflash2_window", {"sample_from_anchor": False, "use_aux_hidden_state": True}, 4),
+        ("domino", {"shift_label": None}, 4),
+    ],
+)
+def test_a_config_says_whether_the_place_of_the_root_drafts(
+    source, own, num_drafted, golden_target, tmp_path
+):
+    found = specjax.load_drafter(edited(tmp_path, source, own), golden_target).drafter
+    assert found.config.from_root is (num_drafted == 5)
+    assert found.depth == num_drafted
 
 
 def test_blocks_of_jetspec_are_causal_and_written_so_that_both_kinds_of_reader_know(

@@ -88,6 +88,7 @@ def target():
         ("dspark", {"confidence_head_with_markov": "false"}, {}, "with_markov='false': it must be"),
         ("eagle3", {"norm_before_residual": "false"}, {}, "norm_before_residual='false': it must"),
         ("dspark", {"is_causal": True}, {}, "is_causal=True: in this layout blocks are seen whole"),
+        ("dspark", {"sample_from_anchor": False}, {}, "sample_from_anchor=false is not supported"),
         ("dspark", {"attention_sink_bias": True}, {}, "attention sinks are not supported"),
         ("dspark", {"target_layer_ids": [-2]}, {}, "target_layer_ids=.-2."),
         ("dspark", {}, {"lm_head.weight": OTHER}, "lm_head.weight .*a copy of a table"),

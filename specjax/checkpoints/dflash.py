@@ -10,12 +10,18 @@ so that id i is ``hidden_states[i + 1]`` of Hugging Face. Without ids they are s
 the second layer to the third last. Embeddings and LM head are those of the target. ``causal`` there
 says that a token of the block attends only to tokens before it; JetSpec's files call it
 ``causal_head``.
+
+There are two conventions for what a place of a block says, which are not interchangeable: the token
+in it, so that the root's place says nothing (the authors'), or the token after it, so that the
+root's place drafts too. ``shift_label`` (SpecForge) or ``sample_from_anchor`` (speculators) is true
+for the second; without either it is the first. Other keys of ``dflash_config`` than those of
+``READ`` and ``ONLY``, and those of a drafter's own layout, are refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -43,6 +49,31 @@ DRAFTER, WEIGHTS_FILE = BlockDrafter, "model"
 LM_HEAD = "lm_head.weight"
 TABLES = {"embed_tokens.weight": embedding_table, LM_HEAD: head_table}
 KEYS = {"mask_token_id": "mask_token"}  # whose attribute has another name
+LABELS = {"shift_label": None, "sample_from_anchor": None}  # two names of ``from_root``
+PROJECTORS = ("dflash",)  # ``projector_type`` of SpecForge's files
+READ = (  # keys of ``dflash_config``
+    "add_swa_attention_sink_bias",
+    "attention_sink_bias",
+    "block_size",
+    "causal",
+    "causal_head",
+    "final_logit_softcapping",
+    "input_embedding_scale",
+    "mask_token_id",
+    "output_multiplier",
+    "projector_type",
+    "sample_from_anchor",
+    "shift_label",
+    "swa_window_size",
+    "target_layer_ids",
+    "use_swa",
+)
+ONLY = {  # further keys, of which other values are another architecture's
+    "attention_mode": ("gqa", "mha"),
+    "fc_layernorm": (False,),
+    "pure_draft_prefix_len": (0,),
+    "use_aux_hidden_state": (True,),
+}
 _MASK = "mask_embedding.pt"  # vLLM's name
 HEADS = ("candidate_selector.", "prefix_gru.", "logit_head.", "xpress_head.", "lilicorr.")
 _UNUSED = "rotary_emb.inv_freq"
@@ -60,19 +91,38 @@ def load(config: Mapping, tensors: Mapping, target):
     return drafter_of(BlockDrafter(config=shape, target=target.target), tensors, target)
 
 
-def shape_of(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
+def shape_of(
+    config: Mapping,
+    tensors: Mapping,
+    target,
+    *,
+    known: Iterable[str] = (),
+    projectors: tuple[str, ...] = PROJECTORS,
+    can_draft_from_root: bool = True,
+) -> dict[str, Any]:
     """The arguments of ``BlockConfig``.
 
     Args:
       config: the file's.
       tensors: of the file.
       target: the target.
+      known: keys of ``dflash_config`` that the layout reads itself.
+      projectors: what ``projector_type`` may be in the layout.
+      can_draft_from_root: whether the place of the root may draft in the layout.
 
     Raises:
-      ValueError: a key is missing, or of another kind; or the file is one of another target.
+      ValueError: a key is missing, of another kind or not known; or the file is one of another
+        target.
     """
     count = target.target.num_layers
     own = config.get("dflash_config") or {}
+    _check_known(config, own, {*known}, projectors)
+    from_root = drafts_from_root(config, own)
+    if from_root and not can_draft_from_root:
+        key = next(key for key in LABELS if own.get(key, config.get(key)))
+        raise ValueError(
+            f"{key}=true is not supported: the place of the root drafts nothing in such a drafter"
+        )
     ids = own.get("target_layer_ids")
     layers, said = layers_of(config, own, tensors, target)
     if ids is None:
@@ -81,7 +131,43 @@ def shape_of(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
     else:
         check_ids(ids, target, least=0)
     layers, causal = _attention(config, own, layers)
-    return said | dict(layers=layers, target_layers=states_of(ids), causal=causal)
+    said |= dict(layers=layers, target_layers=states_of(ids), causal=causal)
+    return said | {"from_root": bool(from_root)}
+
+
+def drafts_from_root(config: Mapping, own: Mapping) -> bool | None:
+    """Whether each place says the token after it, so that the root's drafts too; None: the config
+    does not say. ``own`` is the part of ``config`` about blocks.
+
+    Raises:
+      ValueError: a key is neither true nor false, or two keys contradict each other.
+    """
+    return only_value(flags_of({key: own.get(key, config.get(key)) for key in LABELS}, **LABELS))
+
+
+def _check_known(config: Mapping, own: Mapping, known: set[str], projectors) -> None:
+    """Raises ValueError for keys of ``dflash_config`` that are not known, and for values that mean
+    another architecture."""
+    kind = own.get("projector_type", config.get("projector_type"))
+    if kind is not None and kind not in projectors:
+        raise ValueError(
+            f"projector_type={kind!r}: the tensors are those of a drafter whose projector_type is "
+            f"{' or '.join(map(repr, projectors))}"
+        )
+    given = {key: value for key, value in own.items() if value is not None and key not in known}
+    for key, accepted in ONLY.items():
+        if key in given and given[key] not in accepted:
+            raise ValueError(
+                f"dflash_config: {key}={given[key]!r} is not supported; accepted: "
+                f"{', '.join(map(repr, accepted))}"
+            )
+    unknown = [key for key in given if key not in {*READ, *ONLY}]
+    if unknown:
+        raise ValueError(
+            f"dflash_config: {unknown[0]}={given[unknown[0]]!r} is not understood, and may change "
+            f"what the drafter computes. Known are {', '.join(sorted({*READ, *ONLY, *known}))}; if "
+            "it is about training or a server alone, delete it from config.json"
+        )
 
 
 def layers_of(config: Mapping, own: Mapping, tensors: Mapping, target) -> tuple:

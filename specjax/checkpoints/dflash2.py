@@ -49,7 +49,8 @@ def load(config: Mapping, tensors: Mapping, target):
         raise ValueError(f"the config.json of a DFlash2 drafter lacks {', '.join(lacking)}")
     check_integers(**said)
     sizes = {KEYS[key]: value for key, value in said.items()}
-    block = dflash.shape_of(config, tensors, target)
+    kinds = ("dflash2", *dflash.PROJECTORS)
+    block = dflash.shape_of(config, tensors, target, known=KEYS, projectors=kinds)
     with file_keys(dflash.KEYS | KEYS):
         shape = DFlash2Config(**block, **sizes)
     drafter = DFlash2(config=shape, target=target.target)

@@ -20,7 +20,7 @@ from typing import Any
 from .._internal.file_keys import file_keys
 from ..drafters.domino import Domino, DominoConfig
 from . import dflash
-from .weights import check_integers, flags_of, tensors_of
+from .weights import check_integers, tensors_of
 
 DESCRIPTION = "Domino's (prefix_gru.weight_ih_l0, embed_proj.0.weight; dflash_config)"
 DRAFTER, WEIGHTS_FILE = Domino, "model"
@@ -36,12 +36,6 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 def load(config: Mapping, tensors: Mapping, target):
     own = config.get("dflash_config") or {}
-    kind = own.get("projector_type", PROJECTORS[0])
-    if kind not in PROJECTORS:
-        raise ValueError(
-            f"projector_type={kind!r}: a drafter with prefix_gru is one of "
-            f"{', '.join(map(repr, PROJECTORS))}"
-        )
     said: dict[str, Any] = {key: own.get(key) for key in KEYS} | {
         "pure_draft_prefix_len": own.get("pure_draft_prefix_len", 0)
     }
@@ -49,11 +43,10 @@ def load(config: Mapping, tensors: Mapping, target):
     if lacking:
         raise ValueError(f"the config.json of a Domino drafter lacks {', '.join(lacking)}")
     check_integers(**said)
-    block = dflash.shape_of(config, tensors, target)
-    labels = {"from_root": flags_of(own, shift_label=False)["shift_label"]}
+    block = dflash.shape_of(config, tensors, target, known=KEYS, projectors=PROJECTORS)
     sizes = {KEYS[key]: value for key, value in said.items()}
     with file_keys(dflash.KEYS | KEYS):
-        shape = DominoConfig(**block, **sizes, **labels)
+        shape = DominoConfig(**block, **sizes)
     old = any(name.startswith(OLD) for name in tensors)
     drafter = Domino(config=shape, target=target.target)
     return dflash.drafter_of(drafter, tensors, target, names(OLD if old else ""))

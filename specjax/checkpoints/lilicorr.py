@@ -81,7 +81,14 @@ def load(config: Mapping, tensors: Mapping, target):
     said |= {key: own[key] for key in CONVOLUTIONS if own.get("conv_kernel_size") and key in own}
     check_integers(**{key: value for key, value in said.items() if key not in FLOATS})
     sizes = {(KEYS | CONVOLUTIONS)[key]: value for key, value in said.items()}
-    block = dflash.shape_of(config, tensors, target)
+    block = dflash.shape_of(
+        config,
+        tensors,
+        target,
+        known=KEYS | CONVOLUTIONS,
+        projectors=("lilicorr", *dflash.PROJECTORS),
+        can_draft_from_root=False,
+    )
     sizes["lattice_size"] = sizes["lattice_size"] or block["layers"].hidden_size
     with file_keys(dflash.KEYS | KEYS | CONVOLUTIONS):
         shape = LiLiCorrConfig(**block, **sizes)

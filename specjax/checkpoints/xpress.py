@@ -48,15 +48,18 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    if config.get("sample_from_anchor"):
-        raise ValueError(
-            "sample_from_anchor=true is not supported: the place of the root drafts nothing"
-        )
     lacking = [key for key in KEYS if config.get(key) is None]
     if lacking:
         raise ValueError(f"the config.json of an XPress drafter lacks {', '.join(lacking)}")
     check_integers(**{key: config[key] for key in KEYS})
-    block = dflash.shape_of(config, tensors, target)
+    block = dflash.shape_of(
+        config,
+        tensors,
+        target,
+        known=(*KEYS, "xpress_block_size", "xpress_topc"),  # that of their server: all are scored
+        projectors=("xpress", *dflash.PROJECTORS),
+        can_draft_from_root=False,
+    )
     with file_keys(dflash.KEYS | KEYS):
         shape = XPressConfig(**block, **{name: config[key] for key, name in KEYS.items()})
     places = config.get("xpress_block_size", shape.block_size)
