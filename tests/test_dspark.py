@@ -293,7 +293,7 @@ def test_shapes_that_do_not_fit_are_named():
         (dict(config=SPARK.config, temperatures=(1, 1)), "accepted are 3 numbers above 0"),
         (dict(config=SPARK.config, temperatures=(1, 1, 0)), "one for each place"),
         (dict(config=blind, temperatures=(1, 1, 1)), "with a confidence head"),
-        (dict(config=SPARK.config, topology=trees.chain(4)), "4 deep, and the drafter has 3 heads"),
+        (dict(config=SPARK.config, topology=trees.chain(4)), "4 deep, .* has 3 places for drafted"),
     ):
         with pytest.raises(ValueError, match=words):
             DSpark(target=TOY, **settings)

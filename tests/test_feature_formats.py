@@ -172,6 +172,18 @@ def test_heads_of_deepspec_are_drafted_as_deep_as_they_say_and_written_for_other
     assert again.drafter == heads.drafter and same(again.params, heads.params)
 
 
+@pytest.mark.parametrize("tree", ["chain:6", "3x2x1x1x1"])
+def test_a_tree_deeper_than_deepspec_trained_is_said_and_the_trained_depth_is_kept(
+    tree, target, tmp_path
+):
+    with pytest.warns(UserWarning, match="deep, and its file says .* trained for 4"):
+        heads = specjax.load_drafter(GOLDEN / DEEPSPEC, target, topology=tree)
+    specjax.save_drafter(heads.drafter, heads.params, tmp_path, format="eagle3-deepspec")
+    assert json.loads((tmp_path / "config.json").read_text())["ttt_length"] == 4
+    with pytest.warns(UserWarning, match="trained for 4"):
+        assert specjax.load_drafter(tmp_path, target).drafter == heads.drafter
+
+
 def test_heads_for_sglang_always_have_the_bias_that_it_expects(target, tmp_path):
     heads = specjax.load_drafter(GOLDEN / "eagle_bare", target)
     specjax.save_drafter(heads.drafter, heads.params, tmp_path, format="eagle-sglang")

@@ -233,6 +233,8 @@ def test_fastmtps_one_module_drafts_as_many_tokens_as_its_file_says(targets, tmp
     heads = specjax.load_drafter(tmp_path, lm)
     assert heads.drafter.topology == trees.chain(3)
     assert heads.drafter.num_stages == 1 and heads.drafter.max_depth is None
+    with pytest.warns(UserWarning, match="4 tokens deep, and its file says .* trained for 3"):
+        heads.drafter.with_topology(trees.chain(4))
     specjax.save_drafter(heads.drafter, heads.params, tmp_path / "again", target=lm)
     assert specjax.load_drafter(tmp_path / "again", lm).drafter == heads.drafter
 

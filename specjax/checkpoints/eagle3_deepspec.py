@@ -73,6 +73,7 @@ def load(config: Mapping, tensors: Mapping, target):
         target=target.target,
         layers=layers,
         topology=trees.chain(said["ttt_length"]),
+        trained_depth=said["ttt_length"],
     )
     for name, table in TABLES.items():
         if name in tensors:
@@ -113,7 +114,7 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
     config = layer_hf(shape.layer) | {
         "architectures": [ARCHITECTURE],
         "target_layer_ids": ids,
-        "ttt_length": drafter.depth,
+        "ttt_length": drafter.trained_depth or drafter.depth,
         "step_loss_decay": STEP_LOSS_DECAY,
         "draft_num_hidden_layers": 1,
         "num_target_layers": count,

@@ -43,6 +43,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from .._internal.keywords import counted
 from .._internal.pytree import pytree_dataclass
 from ..models import kv_cache
 from ..models.config import DecoderConfig
@@ -246,6 +247,11 @@ class BlockDrafter(HeadDrafter):
     @property
     def features(self):
         return self.config.target_layers
+
+    @property
+    def depth_limit(self):
+        size = self.config.block_size
+        return f"{counted(self.config.num_heads, 'place')} for drafted tokens (block_size={size})"
 
     def words(self, params):
         vocab = self.heads(params).vocab

@@ -25,6 +25,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -88,6 +89,8 @@ class HeadDrafter(ChainDrafter, abc.ABC):
         Hugging Face; None: the last one, normed.
       sibling_sampling: how children of a node are picked: ``top``, ``iid``, ``distinct`` or
         ``hub``, see ``trees.expand``.
+      trained_depth: how many tokens after the root the heads were trained to draft, where their
+        file says so and they can draft more; ``with_topology`` warns of deeper trees.
       module: the class of the weights, an ``nnx.Module`` made by ``module(config, rngs=...)``.
       serves_encoders: whether the target may be an encoder-decoder model, of which nothing but
         tokens and inputs is read.
@@ -103,6 +106,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     topology: trees.Topology | None = None
     layer: int | None = None
     sibling_sampling: str = "top"
+    trained_depth: int | None = dataclasses.field(default=None, compare=False, kw_only=True)
     module: ClassVar[Any] = None
     serves_encoders: ClassVar[bool] = False
     can_rest = True
@@ -126,7 +130,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
         if self.max_depth is not None and self.depth > self.max_depth:
             raise ValueError(
                 f"{self.name}: the tree is {self.depth} deep, and the drafter has "
-                f"{counted(self.max_depth, 'head')}: take a tree no deeper than that"
+                f"{self.depth_limit}: take a tree no deeper than that"
             )
         object.__setattr__(self, "num_draft", self.tree.num_nodes - 1)
 
@@ -167,6 +171,11 @@ class HeadDrafter(ChainDrafter, abc.ABC):
         return self.config.num_heads
 
     @property
+    def depth_limit(self) -> str:
+        """What makes up ``max_depth``, for errors."""
+        return counted(required(self.max_depth, "max_depth"), "head")
+
+    @property
     def default_topology(self) -> trees.Topology:
         """The tree that is drafted if ``topology`` is None: a chain of all heads."""
         return trees.chain(self.config.num_heads)
@@ -192,6 +201,16 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     def shapes(self) -> nnx.State:
         """The shapes and dtypes of the weights; nothing is allocated."""
         return _abstract(self.module, self.config)[1]
+
+    def with_topology(self, topology):
+        most = self.trained_depth
+        if most is not None and topology.depth > most:
+            warnings.warn(
+                f"{self.name}: {topology} is {counted(topology.depth, 'token')} deep, and its file "
+                f"says that the drafter was trained for {most}; deeper tokens may seldom be right",
+                stacklevel=2,
+            )
+        return super().with_topology(topology)
 
     def heads(self, params: PyTree) -> Any:
         """The ``module`` with its weights ``params``, ``params["drafter"]`` of ``decode``."""
