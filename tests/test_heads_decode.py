@@ -154,6 +154,17 @@ def test_what_heads_cannot_do_is_named(made):
         specjax.load_drafter(folder, dataclasses.replace(specjax.load("embedded"), checkpoint=""))
 
 
+KINDS = ["mtp_heads", "pass_embeddings", "blockwise", "bigram", "mlp_speculator"]
+KINDS += ["recurrent_drafting_drafter"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_type_alone_tells_that_a_folder_holds_heads(kind, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "num_heads": 2}))
+    with pytest.raises(ValueError, match="these are heads, for which no memory"):
+        specjax.plan_memory("embedded", tmp_path)
+
+
 def test_heads_without_weights_are_refused_and_heads_are_no_model_to_be_priced(made):
     lm, folder = made
     heads = specjax.load_drafter(folder, lm)

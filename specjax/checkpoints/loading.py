@@ -25,6 +25,9 @@ _HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
 # keys that only the configs of heads have; EAGLE's and some others have none
 _CONFIG_KEYS = ("medusa_", "hydra_", "dflash_", "specdec_", "eagle_")
 _CONFIG_KEYS += ("specdiff_", "spire_", "draft_vocab_size", "speculators_", "markov_")
+# what ``model_type`` is in the layouts whose keys have no such prefix
+_MODEL_TYPES = ("bigram", "blockwise", "medusa", "mlp_speculator", "mtp", "mtp_heads")
+_MODEL_TYPES += ("pass_embeddings", "prefix_speculator", "recurrent_drafting_drafter")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -137,7 +140,9 @@ def _refuse_method(name: str) -> None:
 def says_heads(config: dict) -> bool:
     """Whether a ``config.json`` alone tells that a folder holds heads."""
     kinds = " ".join(config.get("architectures") or ())
-    return any(key.startswith(_CONFIG_KEYS) for key in config) or "Eagle" in kinds
+    if config.get("model_type") in _MODEL_TYPES or "Eagle" in kinds:
+        return True
+    return any(key.startswith(_CONFIG_KEYS) for key in config)
 
 
 def holds_heads(name: str | os.PathLike, config: dict) -> bool:
