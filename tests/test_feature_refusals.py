@@ -1,6 +1,7 @@
 """Published EAGLE, EAGLE-3, DFlash and DSpark drafters: which are refused or not written."""
 
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
@@ -158,6 +159,39 @@ def test_a_draft_vocabulary_is_not_written_where_readers_have_none(layout, targe
     heads = specjax.load_drafter(GOLDEN / name, target)
     with pytest.raises(ValueError, match="draft_vocab_size=16: .* take 'block-speculators'"):
         specjax.save_drafter(heads.drafter, heads.params, tmp_path, format=layout)
+
+
+class Letters:
+    """23 letters, of which c ends a text (says the target); row 23 of the table is no token."""
+
+    eos_ids = (2,)
+
+    def encode(self, text):
+        return [ord(letter) - ord("a") for letter in text]
+
+    def decode(self, ids):
+        return "".join("abcdefghijklmnopqrstuvw"[i] for i in ids)
+
+
+MASKED = [("dflash", "mask_token_id"), ("dspark", "mask_token_id"), ("eagle3", "pard_token")]
+MASKED += [("eagle3", "ptd_token_id"), (SPARK, "mask_token_id")]
+
+
+@pytest.mark.parametrize(("source", "key"), MASKED)
+def test_a_mask_that_is_a_token_of_texts_is_said_by_its_key(source, key, target, tmp_path):
+    lm = specjax.load(GOLDEN / "target", tokenizer=Letters(), dtype="float32")
+    blank = {"mask_hidden": np.ones(48, np.float32)} if source == "eagle3" else {}
+    for mask in (4, 2, 23):
+        own = {key: mask}
+        if source == "dflash":
+            own = {"dflash_config": own | {"target_layer_ids": [1, 3, 5]}}
+        folder = edited(tmp_path / str(mask), source, own, **blank)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            specjax.load_drafter(folder, lm)
+        told = [str(one.message) for one in found if "texts may contain" in str(one.message)]
+        assert len(told) == (mask == 4)
+        assert all(f"{key}=4 is the token 'e'" in line for line in told)
 
 
 @pytest.mark.parametrize("source", ["dflash", "dspark"])

@@ -17,7 +17,7 @@ from ..models.model_folder import fingerprint, folder_of, name_of
 from ..models.seq2seq.encoder_inputs import encodes
 from ..trees.topology import as_topology
 from ..types import Drafter, HeadTarget, PyTree
-from . import eagle, kangaroo
+from . import eagle, kangaroo, masks
 from .formats import FORMATS
 from .weights import PICKLES, Tensors, listed
 
@@ -75,6 +75,10 @@ def load_drafter(
     Returns:
       The drafter with its weights.
 
+    Warns:
+      UserWarning: the tree is deeper than the file says that the heads were trained; the token that
+        stands for drafted ones is one that the target's tokenizer decodes to text.
+
     Raises:
       FileNotFoundError: there is no such folder, or it lacks its config or weights.
       ValueError: the name is that of a method, such as ``"eagle3"``, and no folder; the layout is
@@ -105,6 +109,7 @@ def load_drafter(
         drafter, params, found = _read(folder, target)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+    masks.warn_of_text(name, read_json(folder, "config.json"), drafter, target)
     if topology is not None:
         drafter = drafter.with_topology(as_topology(topology))
     return HeadLM(
