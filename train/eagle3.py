@@ -55,7 +55,7 @@ class Eagle3TrainingConfig(frozen.FrozenConfig):
     normed_output: bool = False  # see specjax.drafters.eagle3.Eagle3Config
     num_layers: int = 1  # layers of the head, of which the first reads embeddings
     parallel: bool = False  # P-EAGLE: all tokens are drafted in one pass
-    mask_token: int = -1  # with parallel, the token that stands for drafted ones; -1: end of text
+    mask_token: int = -1  # with parallel, a mask's; -1: an unused row, else end of text
     window: int = 0  # tokens that the head attends to, at least data.length; 0: the whole text
     teacher_share: float = 1.0  # always 1: the head learns the target's law
 

@@ -9,6 +9,7 @@ import dataclasses
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import specjax
@@ -87,6 +88,8 @@ class Setting:
       sets: the held-out rows for ``evaluate.make_evaluate``.
       frequencies: float64 ``[V]``, the share of each token in the text to learn from.
       prompts: see ``decoding.prompt_sets``.
+      num_tokens: one more than the largest id of the tokenizer, which may be less than the target's
+        vocabulary; None: it is not known.
     """
 
     lm: specjax.models.LM
@@ -95,6 +98,7 @@ class Setting:
     sets: dict
     frequencies: np.ndarray
     prompts: dict[str, decoding.Prompts]
+    num_tokens: int | None = None
 
     @property
     def sizes(self) -> dict:
@@ -145,18 +149,28 @@ def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
     print(f"held out      {len(heldout):,} tokens")
     prompts = decoding.prompt_sets(lm, heldout, config.decoding, end_of_text)
     frequencies = vocabulary_map.frequencies(texts, shares, known)
-    return Setting(lm, end_of_text, batches, sets, frequencies, prompts)
+    num_tokens = max(vocabulary.get_vocab().values()) + 1
+    return Setting(lm, end_of_text, batches, sets, frequencies, prompts, num_tokens)
 
 
 def mask_of(mask_token: int, setting: Setting) -> int:
-    """Returns the token whose embedding stands for a token to be drafted; -1: that between texts.
+    """Returns the token whose embedding stands for a token to be drafted.
+
+    For -1 that is the first ``unused_row``, or the token between texts where all rows are tokens.
+    Prints which it is.
 
     Raises:
       ConfigError: the text has this token, so that one embedding would stand for two things, or the
         target does not have it.
     """
     if mask_token < 0:
-        return setting.end_of_text
+        row = unused_row(setting)
+        if row is None:
+            end = setting.end_of_text
+            print(f"mask          token {end}, that between texts: no row of embeddings is unused")
+            return end
+        print(f"mask          token {row}, an unused row of the target's embeddings")
+        return row
     shares, known = setting.frequencies, setting.lm.target.vocab_size
     if mask_token >= known:
         raise ConfigError(f"mask_token={mask_token}; accepted: -1, or 0 to {known - 1}")
@@ -166,6 +180,20 @@ def mask_of(mask_token: int, setting: Setting) -> int:
             f"one that no text has, or -1, the token between texts ({setting.end_of_text})"
         )
     return mask_token
+
+
+def unused_row(setting: Setting) -> int | None:
+    """Returns the first id beyond the tokenizer's whose embedding is not zero, and that no text
+    has; None: there is none. (With embeddings of zero all masks of a block would be alike.)"""
+    target, first = setting.lm.target, setting.num_tokens
+    if first is None or first >= target.vocab_size:
+        return None
+    rows = np.arange(first, target.vocab_size)
+    embedded = target.embed(setting.lm.params, jnp.asarray(rows, jnp.int32)[None])
+    free = np.any(np.asarray(embedded, np.float32) != 0, axis=0)
+    if setting.frequencies is not None:
+        free &= setting.frequencies[rows] == 0
+    return int(rows[np.argmax(free)]) if np.any(free) else None
 
 
 def starting_params(config: FrozenConfig, lm, heads: Heads):

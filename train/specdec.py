@@ -129,6 +129,7 @@ def make_specdec(config: SpecDecTrainingConfig, teacher: models.LM) -> tuple[Spe
                 "could stand for a mask; give mask_token=ID, a token that no text has"
             )
         mask = ends[0]
+        print(f"mask          token {mask}, which begins or ends a text")
     shape = dict(num_heads=config.num_heads, mask_token=mask, source=config.source)
     try:
         drafter = SpecDec(config=SpecDecConfig(network=network, **shape), target=target)

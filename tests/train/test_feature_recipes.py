@@ -326,6 +326,31 @@ def test_a_mask_token_that_the_text_uses_is_refused(place, kind, make, words):
 
 
 @pytest.mark.parametrize(
+    ("num_unused", "in_text", "zeros", "taken", "words"),
+    [
+        (0, [], [], None, "token 0, that between texts"),
+        (3, [], [], -3, "an unused row"),
+        (3, [-3], [-2], -1, "an unused row"),
+        (2, [-2], [-1], None, "that between texts"),
+    ],
+)
+def test_the_default_mask_is_a_row_that_is_no_token(
+    place, num_unused, in_text, zeros, taken, words, capsys
+):
+    _, setting = setting_of(place, block.Config, "layers=[1]")
+    known, shares = setting.lm.target.vocab_size, np.zeros_like(setting.frequencies)
+    assert setting.num_tokens == known  # the shipped target's too: its recipes mask as before
+    shares[in_text] = 1.0
+    table = np.array(setting.lm.params["embedding"])
+    table[zeros] = 0
+    lm = dataclasses.replace(setting.lm, params=setting.lm.params | {"embedding": table})
+    given = dict(lm=lm, frequencies=shares, num_tokens=known - num_unused)
+    mask = frozen.mask_of(-1, dataclasses.replace(setting, **given))
+    assert mask == (setting.end_of_text if taken is None else known + taken)
+    assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("word", "message"),
     [
         ("conv_group=7", "conv_group=7; accepted: a divisor of 16"),
