@@ -171,11 +171,6 @@ class HeadDrafter(ChainDrafter, abc.ABC):
         return self.config.num_heads
 
     @property
-    def depth_limit(self) -> str:
-        """What makes up ``max_depth``, for errors."""
-        return counted(required(self.max_depth, "max_depth"), "head")
-
-    @property
     def default_topology(self) -> trees.Topology:
         """The tree that is drafted if ``topology`` is None: a chain of all heads."""
         return trees.chain(self.config.num_heads)

@@ -300,11 +300,8 @@ def _with_tree(heads: HeadLM, shape: trees.Topology | None, lm: LM):
     if shape is None:
         return own
     if own.max_depth is not None and shape.depth > own.max_depth:
-        limit = counted(own.max_depth, "head")
-        if isinstance(own, drafters.heads.HeadDrafter):
-            limit = own.depth_limit
         raise ValueError(
-            f"drafter={heads.name!r} has {limit}, and {shape} is "
+            f"drafter={heads.name!r} has {own.depth_limit}, and {shape} is "
             f"{counted(shape.depth, 'token')} deep: give "
             f"num={own.max_depth} or less, or a tree of at most this depth"
         )

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import jax
 
+from .._internal.keywords import counted
 from .data import Context, Draft, PyTree, Scores, Segment
 from .target import Target
 
@@ -92,6 +93,11 @@ class Drafter(abc.ABC):
     def depth(self) -> int:
         """The depth of the deepest candidate, which is a node that may be accepted."""
         return self.num_draft
+
+    @property
+    def depth_limit(self) -> str:
+        """What of the drafter makes up ``max_depth``, for errors."""
+        return counted(self.max_depth or 0, "head")
 
     @classmethod
     def for_target(cls, target: Target, **settings) -> Self:
@@ -331,6 +337,10 @@ class DrafterWrapper(Drafter):
     @property
     def max_depth(self) -> int | None:
         return self.inner.max_depth
+
+    @property
+    def depth_limit(self) -> str:
+        return self.inner.depth_limit
 
     @property
     def sibling_sampling(self) -> str | None:
