@@ -279,7 +279,7 @@ WRAPPERS = {
 }
 # what a wrapper decides by itself: it may have other trees, weights and rounds than what it holds
 THEIR_OWN = {"name", "num_draft", "reads_last", "plans", "can_rest", "has_weights", "takes_number"}
-THEIR_OWN |= {"takes_topology", "topology", "max_depth", "depth"}
+THEIR_OWN |= {"takes_topology", "topology", "max_depth", "depth_limit", "depth"}
 THEIR_OWN |= {"takes_sibling_sampling", "sibling_sampling"}
 
 

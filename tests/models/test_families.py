@@ -305,7 +305,7 @@ def test_windows_that_make_no_sense_are_refused():
         ({"num_attention_heads": "4"}, "num_attention_heads='4'"),
         ({"vocab_size": 0}, "vocab_size=0"),
         ({"num_attention_heads": 5, "head_dim": None}, "5 heads do not divide"),
-        ({"num_key_value_heads": 3}, "num_kv_heads=3"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads=3 does not divide num_attention_heads"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized.*'awq'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.*known: default"),
