@@ -119,7 +119,9 @@ class QuantizedReader(contextlib.ExitStack):
         try:
             return self._layout.decode(arrays)
         except ValueError as error:
-            raise ValueError(f"{name} ({self._layout.method}): {error}") from None
+            # which begins with the kind of the tensor
+            module = name.removesuffix("weight")
+            raise ValueError(f"{self._layout.method}: {module}{error}") from None
 
     def numbers(self, name: str) -> np.ndarray:
         """The float32 weight ``[out, in]`` for which a quantized tensor stands."""

@@ -149,9 +149,16 @@ def _gptq(config: dict) -> QuantizedLayout:
 
     def decode(arrays):
         codes = unpack_words(arrays["qweight"], bits, axis=0).T
-        zeros = unpack_words(arrays["qzeros"], bits, axis=1).T + first
-        _check_order(arrays.get("g_idx"), codes.shape[1], zeros.shape[1])
-        return _centred(codes, arrays["scales"].T, zeros[: codes.shape[0]], bits)
+        stored = unpack_words(arrays["qzeros"], bits, axis=1).T[: codes.shape[0]]
+        top = (1 << bits) - 1
+        if first and np.any(stored == top):
+            raise ValueError(
+                f"qzeros holds {top}, which in version 1 of the zeros (checkpoint_format='gptq') "
+                f"is a zero point of {top + 1} for some readers and of 0 for others; accepted: 0 "
+                f"to {top - 1}; use a checkpoint in gptq_v2, or the unquantized one"
+            )
+        _check_order(arrays.get("g_idx"), codes.shape[1], stored.shape[1])
+        return _centred(codes, arrays["scales"].T, stored.astype(np.int32) + first, bits, "qzeros")
 
     return QuantizedLayout(method, (bits,), PACKED, "qweight", "scales", decode)
 
@@ -167,7 +174,7 @@ def _awq(config: dict) -> QuantizedLayout:
     def decode(arrays):
         codes = unpack_words(arrays["qweight"], 4, axis=1, order=AWQ_ORDER).T
         zeros = unpack_words(arrays["qzeros"], 4, axis=1, order=AWQ_ORDER).T
-        return _centred(codes, arrays["scales"].T, zeros, 4)
+        return _centred(codes, arrays["scales"].T, zeros, 4, "qzeros")
 
     return QuantizedLayout(method, (4,), PACKED, "qweight", "scales", decode)
 
@@ -231,7 +238,7 @@ def _decode_compressed(arrays: Mapping[str, np.ndarray]) -> Values:
         zeros = zeros.astype(np.int32).reshape(scale.shape) + (1 << (bits - 1))
     else:
         zeros = unpack_words(zeros, bits, axis=0)[:out]
-    return _centred(codes, scale, zeros, bits)
+    return _centred(codes, scale, zeros, bits, "weight_zero_point")
 
 
 def _scales(scale: np.ndarray, out: int) -> np.ndarray:
@@ -246,14 +253,18 @@ def _check_order(order: np.ndarray | None, size: int, groups: int) -> None:
         raise ValueError(f"g_idx: the groups are not in the order of the inputs; {WAY_OUT}")
 
 
-def _centred(codes: np.ndarray, scale: np.ndarray, zeros: np.ndarray, bits: int) -> Values:
-    """``Values`` of unsigned codes and zeros."""
+def _centred(
+    codes: np.ndarray, scale: np.ndarray, zeros: np.ndarray, bits: int, kind: str
+) -> Values:
+    """``Values`` of unsigned codes, and of zeros from the tensor ``kind``."""
     middle = 1 << (bits - 1)
-    zeros = zeros.astype(np.int32) - middle
-    if zeros.max(initial=0) > 127:
+    beyond = zeros[(zeros < 0) | (zeros >= 2 * middle)]
+    if beyond.size:
         raise ValueError(
-            f"a zero point is {zeros.max() + middle}, beyond {127 + middle}; {WAY_OUT}"
+            f"{kind} has a zero point of {beyond[0]}, and codes of {bits} bits are 0 to "
+            f"{2 * middle - 1}; {WAY_OUT}"
         )
+    zeros = zeros.astype(np.int32) - middle
     zero = np.ascontiguousarray(zeros, np.int8) if np.any(zeros) else None
     values = np.ascontiguousarray(codes.astype(np.int32) - middle, np.int8)
     return Values(values, np.ascontiguousarray(scale, np.float32), zero, bits)
@@ -274,7 +285,14 @@ def unpack_words(words: np.ndarray, bits: int, axis: int, order=None) -> np.ndar
 
 
 def pack_words(codes: np.ndarray, bits: int, axis: int) -> np.ndarray:
-    """``unpack_words`` undone; zeros fill the last word."""
+    """``unpack_words`` undone; zeros fill the last word.
+
+    Raises:
+      ValueError: a code that does not fit in its bits, and would change the next one's.
+    """
+    beyond = codes[(codes < 0) | (codes >= 1 << bits)]
+    if beyond.size:
+        raise ValueError(f"a code is {beyond[0]}; {bits} bits hold 0 to {(1 << bits) - 1}")
     count = 32 // bits
     spare = [(0, 0)] * codes.ndim
     spare[axis] = (0, -codes.shape[axis] % count)
@@ -288,7 +306,11 @@ def pack_words(codes: np.ndarray, bits: int, axis: int) -> np.ndarray:
 
 def encode(name: str, weight: Values) -> dict[str, np.ndarray]:
     """The tensors of the weight ``name`` (without ``.weight``) in compressed-tensors'
-    ``pack-quantized``."""
+    ``pack-quantized``.
+
+    Raises:
+      ValueError: a zero that does not fit in the bits of the weight.
+    """
     middle = 1 << (weight.bits - 1)
     codes = weight.values.astype(np.int32) + middle
     tensors = {
@@ -298,7 +320,11 @@ def encode(name: str, weight: Values) -> dict[str, np.ndarray]:
     }
     if weight.zero is not None:
         zeros = weight.zero.astype(np.int32) + middle
-        tensors[f"{name}.weight_zero_point"] = pack_words(zeros, weight.bits, axis=0)
+        kind = f"{name}.weight_zero_point"
+        try:
+            tensors[kind] = pack_words(zeros, weight.bits, axis=0)
+        except ValueError as error:
+            raise ValueError(f"{kind} cannot be written: {error}") from None
     return tensors
 
 

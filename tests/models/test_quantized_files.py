@@ -17,7 +17,7 @@ from specjax.decoding import reference
 from specjax.models import quantize as q
 from specjax.models import quantized_layouts, save_pretrained
 from specjax.models.hf import _named
-from specjax.models.quantized_layouts import layout_of
+from specjax.models.quantized_layouts import Values, layout_of
 
 EVEN = dataclasses.replace(SMALL, intermediate_size=64)
 GROUP = 32
@@ -177,8 +177,8 @@ def test_published_weights_are_the_numbers_of_their_definition(even, layout):
 def test_fault_scales_that_are_read_a_group_off_are_seen(even, layout, monkeypatch):
     centred = quantized_layouts._centred
 
-    def shifted(codes, scale, zeros, bits):
-        return centred(codes, np.roll(scale, 1, axis=1), zeros, bits)
+    def shifted(codes, scale, *rest):
+        return centred(codes, np.roll(scale, 1, axis=1), *rest)
 
     monkeypatch.setattr(quantized_layouts, "_centred", shifted)
     with pytest.raises(AssertionError, match="Mismatched"):
@@ -312,5 +312,33 @@ def test_inputs_out_of_the_order_of_their_groups_are_refused(even):
     name = "model.layers.0.mlp.down_proj.g_idx"
     tensors[name] = tensors[name][::-1].copy()
     save_file(tensors, even / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match="down_proj.weight .gptq.: g_idx: the groups are not in"):
+    with pytest.raises(ValueError, match="gptq: model.layers.0.mlp.down_proj.g_idx: the groups"):
         specjax.load(even)
+
+
+def test_a_zero_that_readers_of_version_1_differ_about_is_refused_by_the_name_of_its_tensor(even):
+    published(even, "gptq")
+    tensors = load_file(even / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.qzeros"
+    tensors[name][0, 1] |= 15 << 8
+    save_file(tensors, even / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=f"gptq: {name} holds 15, .* accepted: 0 to 14; .*gptq_v2"):
+        specjax.load(even)
+    # version 2 has a zero of 15, and no other
+    hf = json.loads((even / "config.json").read_text())
+    hf["quantization_config"]["checkpoint_format"] = "gptq_v2"
+    (even / "config.json").write_text(json.dumps(hf))
+    zero = arrays_of(specjax.load(even))["blocks.0.mlp.down.weight"].zero
+    assert zero[10, 0] == 15
+
+
+@pytest.mark.parametrize("zero", [16, -1])
+def test_a_zero_that_does_not_fit_in_its_bits_is_neither_read_nor_written(zero):
+    scale, zeros = np.ones((8, 1), np.float32), np.full((8, 1), zero, np.int32)
+    codes = np.zeros((8, 32), np.uint8)
+    with pytest.raises(ValueError, match=f"qzeros has a zero point of {zero}, .* are 0 to 15; use"):
+        quantized_layouts._centred(codes, scale, zeros, 4, "qzeros")
+    values = Values(codes.astype(np.int8), scale, (zeros - 8).astype(np.int8), 4)
+    message = f"a.weight_zero_point cannot be written: a code is {zero}; 4 bits hold 0 to 15"
+    with pytest.raises(ValueError, match=message):
+        quantized_layouts.encode("a", values)
