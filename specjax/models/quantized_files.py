@@ -117,7 +117,7 @@ class QuantizedReader(contextlib.ExitStack):
             index = tuple(slice(None) for _ in entry.shape)
             arrays[kind] = read_slice(self._open(entry.path), entry.name, index)
         try:
-            return self._layout.decode(arrays)
+            return self._layout.values(arrays)
         except ValueError as error:
             # which begins with the kind of the tensor
             module = name.removesuffix("weight")

@@ -21,7 +21,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-WAY_OUT = "use the unquantized checkpoint"
+from .quantized_fields import WAY_OUT, accept, group_size
+from .quantized_words import pack_words, unpack_words
+
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that lies at each place of a word
 # the names of the tensors of one weight, by what stands in place of "weight" in their names
 COMPRESSED = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
@@ -56,6 +58,8 @@ class QuantizedLayout:
       main: the kind that holds the values.
       scale: the kind that holds the scales.
       decode: of the arrays of one weight by kind, the values.
+      groups: by the field of the config that says so, the bits and the inputs of a group (None:
+        all inputs) that weights may have. Empty: ``decode`` itself holds the scales to the config.
       number: what the values are, ``"int"`` or ``"fp"``.
     """
 
@@ -65,10 +69,36 @@ class QuantizedLayout:
     main: str
     scale: str
     decode: Callable[[Mapping[str, np.ndarray]], Values]
+    groups: Mapping[str, tuple[int, int | None]] = dataclasses.field(default_factory=dict)
     number: str = "int"
 
     def __str__(self) -> str:
         return "+".join(f"{self.number}{bits}" for bits in sorted(set(self.bits)))
+
+    def values(self, arrays: Mapping[str, np.ndarray]) -> Values:
+        """``decode``, held to the groups that the config names.
+
+        Raises:
+          ValueError: arrays that contradict each other or the config; the message begins with the
+            kind of one of them.
+        """
+        found = self.decode(arrays)
+        (out, inputs), groups = found.values.shape, found.scale.shape[-1]
+        if found.scale.shape != (out, groups) or inputs % groups:
+            raise ValueError(
+                f"{self.scale} is {list(arrays[self.scale].shape)}, which are no scales of "
+                f"{out} outputs of {inputs} inputs; {WAY_OUT}"
+            )
+        if self.groups and not any(
+            bits == found.bits and inputs == groups * (size or inputs)
+            for bits, size in self.groups.values()
+        ):
+            said = ", ".join(f"{field}={size or -1}" for field, (_, size) in self.groups.items())
+            raise ValueError(
+                f"{self.scale} has {groups} groups of the {inputs} inputs of weights in "
+                f"{found.bits} bits, which contradicts {said} of config.json; {WAY_OUT}"
+            )
+        return found
 
 
 def layout_of(hf: Mapping[str, object]) -> QuantizedLayout | None:
@@ -91,41 +121,37 @@ def layout_of(hf: Mapping[str, object]) -> QuantizedLayout | None:
     return readers[method](config)
 
 
-def _accept(config: Mapping, method: str, path: str, field: str, *accepted) -> None:
-    value = config.get(field)
-    if value not in accepted:
-        known = ", ".join(map(repr, accepted))
-        raise ValueError(
-            f"config.json: quantized checkpoint (quant_method={method!r}): {path}{field}={value!r} "
-            f"is not supported; accepted: {known}; {WAY_OUT}"
-        )
-
-
 def _compressed(config: dict) -> QuantizedLayout:
     method, top = "compressed-tensors", "quantization_config."
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         groups = {}
-        _accept(config, method, top, "config_groups", "an object with one entry at least")
-    _accept(config, method, top, "kv_cache_scheme", None)
+        accept(config, method, top, "config_groups", "an object with one entry at least")
+    accept(config, method, top, "kv_cache_scheme", None)
     sparsity = dict(config.get("sparsity_config") or {})
-    _accept(sparsity, method, f"{top}sparsity_config.", "format", None, "dense")
-    formats, bits = set(), []
+    accept(sparsity, method, f"{top}sparsity_config.", "format", None, "dense")
+    formats, bits, sizes = set(), [], {}
     for name, group in groups.items():
         where = f"{top}config_groups.{name}."
         given = {"format": group.get("format") or config.get("format")}
-        _accept(given, method, where, "format", "pack-quantized", "int-quantized")
-        _accept(group, method, where, "input_activations", None)
-        _accept(group, method, where, "output_activations", None)
+        accept(given, method, where, "format", "pack-quantized", "int-quantized")
+        accept(group, method, where, "input_activations", None)
+        accept(group, method, where, "output_activations", None)
         weights, inner = dict(group.get("weights") or {}), f"{where}weights."
-        _accept(weights, method, inner, "type", "int")
+        accept(weights, method, inner, "type", "int")
         widths = (4, 8) if given["format"] == "pack-quantized" else (8,)
-        _accept(weights, method, inner, "num_bits", *widths)
-        _accept(weights, method, inner, "strategy", "group", "channel")
-        _accept(weights, method, inner, "dynamic", None, False)
-        _accept(weights, method, inner, "actorder", None, "static", "weight")
+        accept(weights, method, inner, "num_bits", *widths)
+        accept(weights, method, inner, "strategy", "group", "channel")
+        accept(weights, method, inner, "dynamic", None, False)
+        accept(weights, method, inner, "actorder", None, "static", "weight")
+        if weights["strategy"] == "channel":
+            accept(weights, method, inner, "group_size", None, -1)
+            size = None
+        else:
+            size = group_size(weights, method, inner)
         formats.add(given["format"])
         bits.append(weights["num_bits"])
+        sizes[f"{inner}group_size"] = weights["num_bits"], size
     if len(formats) > 1:
         raise ValueError(
             f"config.json: quantized checkpoint (quant_method={method!r}): {top}config_groups mix "
@@ -133,18 +159,21 @@ def _compressed(config: dict) -> QuantizedLayout:
         )
     if formats == {"int-quantized"}:
         kinds = ("weight", "weight_scale", "weight_zero_point")
-        return QuantizedLayout(method, tuple(bits), kinds, "weight", "weight_scale", _decode_plain)
+        return QuantizedLayout(
+            method, tuple(bits), kinds, "weight", "weight_scale", _decode_plain, sizes
+        )
     return QuantizedLayout(
-        method, tuple(bits), COMPRESSED, "weight_packed", "weight_scale", _decode_compressed
+        method, tuple(bits), COMPRESSED, "weight_packed", "weight_scale", _decode_compressed, sizes
     )
 
 
 def _gptq(config: dict) -> QuantizedLayout:
     method, top = "gptq", "quantization_config."
-    _accept(config, method, top, "bits", 4, 8)
-    _accept(config, method, top, "desc_act", None, False)
-    _accept(config, method, top, "checkpoint_format", None, "gptq", "gptq_v2")
-    _accept(config, method, top, "dynamic", None, {})
+    accept(config, method, top, "bits", 4, 8)
+    accept(config, method, top, "desc_act", None, False)
+    accept(config, method, top, "checkpoint_format", None, "gptq", "gptq_v2")
+    accept(config, method, top, "dynamic", None, {})
+    sizes = {f"{top}group_size": (config["bits"], group_size(config, method, top))}
     bits, first = config["bits"], 0 if config.get("checkpoint_format") == "gptq_v2" else 1
 
     def decode(arrays):
@@ -160,36 +189,35 @@ def _gptq(config: dict) -> QuantizedLayout:
         _check_order(arrays.get("g_idx"), codes.shape[1], stored.shape[1])
         return _centred(codes, arrays["scales"].T, stored.astype(np.int32) + first, bits, "qzeros")
 
-    return QuantizedLayout(method, (bits,), PACKED, "qweight", "scales", decode)
+    return QuantizedLayout(method, (bits,), PACKED, "qweight", "scales", decode, sizes)
 
 
 def _awq(config: dict) -> QuantizedLayout:
     method, top = "awq", "quantization_config."
-    _accept(config, method, top, "bits", 4)
-    _accept(
-        config | {"version": str(config.get("version")).lower()}, method, top, "version", "gemm"
-    )
-    _accept(config, method, top, "zero_point", True)
+    accept(config, method, top, "bits", 4)
+    accept(config | {"version": str(config.get("version")).lower()}, method, top, "version", "gemm")
+    accept(config, method, top, "zero_point", True)
+    sizes = {f"{top}group_size": (4, group_size(config, method, top))}
 
     def decode(arrays):
         codes = unpack_words(arrays["qweight"], 4, axis=1, order=AWQ_ORDER).T
         zeros = unpack_words(arrays["qzeros"], 4, axis=1, order=AWQ_ORDER).T
         return _centred(codes, arrays["scales"].T, zeros, 4, "qzeros")
 
-    return QuantizedLayout(method, (4,), PACKED, "qweight", "scales", decode)
+    return QuantizedLayout(method, (4,), PACKED, "qweight", "scales", decode, sizes)
 
 
 def _float8(config: dict) -> QuantizedLayout:
     method, top = "fp8", "quantization_config."
-    _accept(config, method, top, "fmt", None, "e4m3")
-    _accept(config, method, top, "activation_scheme", None, "dynamic")
+    accept(config, method, top, "fmt", None, "e4m3")
+    accept(config, method, top, "activation_scheme", None, "dynamic")
     size = config.get("weight_block_size")
     if (
         not isinstance(size, list | tuple)
         or len(size) != 2
         or not all(isinstance(n, int) and n > 0 for n in size)
     ):
-        _accept(config, method, top, "weight_block_size", [128, 128])
+        accept(config, method, top, "weight_block_size", [128, 128])
     outputs, inputs = config["weight_block_size"]
 
     def decode(arrays):
@@ -207,7 +235,7 @@ def _float8(config: dict) -> QuantizedLayout:
         return Values(values, np.ascontiguousarray(scale), None, 8)
 
     kinds = ("weight", "weight_scale_inv")
-    return QuantizedLayout(method, (8,), kinds, "weight", "weight_scale_inv", decode, "fp")
+    return QuantizedLayout(method, (8,), kinds, "weight", "weight_scale_inv", decode, number="fp")
 
 
 def _decode_plain(arrays: Mapping[str, np.ndarray]) -> Values:
@@ -216,7 +244,10 @@ def _decode_plain(arrays: Mapping[str, np.ndarray]) -> Values:
     zero = arrays.get("weight_zero_point")
     if zero is not None and not np.any(zero):
         zero = None
-    return Values(values, scale, None if zero is None else zero.reshape(scale.shape), 8)
+    if zero is None:
+        return Values(values, scale, None, 8)
+    zeros = zero.astype(np.int32).reshape(len(zero), -1) + 128
+    return _centred(values.astype(np.int32) + 128, scale, zeros, 8, "weight_zero_point")
 
 
 def _decode_compressed(arrays: Mapping[str, np.ndarray]) -> Values:
@@ -235,13 +266,15 @@ def _decode_compressed(arrays: Mapping[str, np.ndarray]) -> Values:
     if zeros is None:
         zeros = np.full(scale.shape, 1 << (bits - 1), np.int32)
     elif zeros.dtype == np.int8:  # of older versions, not packed
-        zeros = zeros.astype(np.int32).reshape(scale.shape) + (1 << (bits - 1))
+        zeros = zeros.astype(np.int32).reshape(len(zeros), -1) + (1 << (bits - 1))
     else:
         zeros = unpack_words(zeros, bits, axis=0)[:out]
     return _centred(codes, scale, zeros, bits, "weight_zero_point")
 
 
 def _scales(scale: np.ndarray, out: int) -> np.ndarray:
+    if scale.size % out:
+        raise ValueError(f"weight_scale is {list(scale.shape)}, of {out} outputs; {WAY_OUT}")
     return np.ascontiguousarray(scale.reshape(out, -1), np.float32)
 
 
@@ -258,6 +291,11 @@ def _centred(
 ) -> Values:
     """``Values`` of unsigned codes, and of zeros from the tensor ``kind``."""
     middle = 1 << (bits - 1)
+    if zeros.shape != scale.shape:
+        raise ValueError(
+            f"{kind} holds zeros {list(zeros.shape)}, and there are scales {list(scale.shape)}; "
+            f"{WAY_OUT}"
+        )
     beyond = zeros[(zeros < 0) | (zeros >= 2 * middle)]
     if beyond.size:
         raise ValueError(
@@ -268,40 +306,6 @@ def _centred(
     zero = np.ascontiguousarray(zeros, np.int8) if np.any(zeros) else None
     values = np.ascontiguousarray(codes.astype(np.int32) - middle, np.int8)
     return Values(values, np.ascontiguousarray(scale, np.float32), zero, bits)
-
-
-def unpack_words(words: np.ndarray, bits: int, axis: int, order=None) -> np.ndarray:
-    """Unsigned codes of ``bits`` in int32 words ``[a, b]``, lowest bits first, packed along
-    ``axis``; ``order[i]`` is the place within a word's codes of that in its bits ``i``."""
-    count = 32 // bits
-    codes = words.view(np.uint32) if words.dtype == np.int32 else words.astype(np.uint32)
-    parts = [(codes >> np.uint32(bits * i)) & np.uint32((1 << bits) - 1) for i in range(count)]
-    if order is not None:
-        parts = [parts[order.index(place)] for place in range(count)]
-    stacked = np.stack(parts, axis=axis + 1)
-    shape = list(words.shape)
-    shape[axis] *= count
-    return stacked.reshape(shape).astype(np.uint8)
-
-
-def pack_words(codes: np.ndarray, bits: int, axis: int) -> np.ndarray:
-    """``unpack_words`` undone; zeros fill the last word.
-
-    Raises:
-      ValueError: a code that does not fit in its bits, and would change the next one's.
-    """
-    beyond = codes[(codes < 0) | (codes >= 1 << bits)]
-    if beyond.size:
-        raise ValueError(f"a code is {beyond[0]}; {bits} bits hold 0 to {(1 << bits) - 1}")
-    count = 32 // bits
-    spare = [(0, 0)] * codes.ndim
-    spare[axis] = (0, -codes.shape[axis] % count)
-    codes = np.pad(codes.astype(np.uint32), spare)
-    shape = list(codes.shape)
-    shape[axis : axis + 1] = [shape[axis] // count, count]
-    shifts = np.arange(count, dtype=np.uint32) * np.uint32(bits)
-    parts = codes.reshape(shape) << shifts.reshape([-1 if i == axis + 1 else 1 for i in range(3)])
-    return np.bitwise_or.reduce(parts, axis=axis + 1).view(np.int32)
 
 
 def encode(name: str, weight: Values) -> dict[str, np.ndarray]:

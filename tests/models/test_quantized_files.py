@@ -121,6 +121,7 @@ def compressed_config(**weights):
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True, "version": "gemm"}
+AWQ |= {"group_size": GROUP}
 LAYOUTS = {
     "gptq": (gptq, GPTQ),
     "gptq v2": (gptq_v2, GPTQ | {"checkpoint_format": "gptq_v2"}),
@@ -292,6 +293,10 @@ def test_experts_and_stacked_tensors_come_back_too(tmp_path):
         (FP8 | {"activation_scheme": "static"}, r"quantization_config.activation_scheme='static'"),
         (FP8 | {"weight_block_size": None}, r"quantization_config.weight_block_size=None"),
         (compressed_config() | {"config_groups": {}}, r"quantization_config.config_groups="),
+        (GPTQ | {"group_size": 0}, r"config.group_size=0 .*accepted: 'a positive integer', -1"),
+        (AWQ | {"group_size": None}, r"quantization_config.group_size=None"),
+        (compressed_config(group_size=True), r"group_0.weights.group_size=True"),
+        (compressed_config(strategy="channel"), r"weights.group_size=32 .*accepted: None, -1"),
     ],
 )
 def test_a_layout_that_is_not_read_is_refused_by_the_name_of_its_field(config, message):
@@ -342,3 +347,23 @@ def test_a_zero_that_does_not_fit_in_its_bits_is_neither_read_nor_written(zero):
     message = f"a.weight_zero_point cannot be written: a code is {zero}; 4 bits hold 0 to 15"
     with pytest.raises(ValueError, match=message):
         quantized_layouts.encode("a", values)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", [16, 64, -1])
+def test_groups_that_contradict_the_config_are_refused_by_field_and_tensor(even, layout, size):
+    published(even, layout)
+    hf = json.loads((even / "config.json").read_text())
+    config, field = hf["quantization_config"], "quantization_config."
+    if config["quant_method"] == "compressed-tensors":
+        config, field = config["config_groups"]["group_0"]["weights"], "config_groups.group_0."
+        config["strategy"] = "group" if size > 0 else "channel"
+    config["group_size"] = size
+    (even / "config.json").write_text(json.dumps(hf))
+    message = (
+        rf"{hf['quantization_config']['quant_method']}: model\.layers\..*scales? has \d groups"
+    )
+    with pytest.raises(
+        ValueError, match=rf"{message}.* contradicts .*{field}.*group_size={size} of"
+    ):
+        specjax.load(even)
