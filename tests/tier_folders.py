@@ -33,7 +33,7 @@ FOLDERS = {
         (EVERYTHING, FULL),
     ],
     "models/test_quantized_files.py": [
-        ("is_not_read|activations|fault|does_not_fit|contradict.*gptq v2", DEFAULT),
+        ("not_read|activations|fault|does_not_fit|contradict.*gptq v2", DEFAULT),
         ("refused|definition|bit_for_bit", MERGE),
         (EVERYTHING, FULL),
     ],

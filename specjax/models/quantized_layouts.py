@@ -21,10 +21,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from .quantized_fields import WAY_OUT, accept, group_size
+from .quantized_fields import WAY_OUT, accept, group_size, refuse_unknown
 from .quantized_words import pack_words, unpack_words
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that lies at each place of a word
+GPTQ_ZEROS = {"gptq": 1, "gptq_v2": 0}  # what the versions of GPTQ add to stored zeros
 # the names of the tensors of one weight, by what stands in place of "weight" in their names
 COMPRESSED = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
 PACKED = ("qweight", "qzeros", "scales", "g_idx")
@@ -118,6 +119,7 @@ def layout_of(hf: Mapping[str, object]) -> QuantizedLayout | None:
             f"config.json: quantized checkpoints (quant_method={method!r}) are not supported; "
             f"accepted: {', '.join(readers)}; {WAY_OUT}"
         )
+    refuse_unknown(config, method, "quantization_config.")
     return readers[method](config)
 
 
@@ -128,6 +130,7 @@ def _compressed(config: dict) -> QuantizedLayout:
         groups = {}
         accept(config, method, top, "config_groups", "an object with one entry at least")
     accept(config, method, top, "kv_cache_scheme", None)
+    accept(config, method, top, "transform_config", None, {})
     sparsity = dict(config.get("sparsity_config") or {})
     accept(sparsity, method, f"{top}sparsity_config.", "format", None, "dense")
     formats, bits, sizes = set(), [], {}
@@ -171,10 +174,16 @@ def _gptq(config: dict) -> QuantizedLayout:
     method, top = "gptq", "quantization_config."
     accept(config, method, top, "bits", 4, 8)
     accept(config, method, top, "desc_act", None, False)
-    accept(config, method, top, "checkpoint_format", None, "gptq", "gptq_v2")
+    version = config.get("checkpoint_format") or config.get("format")
+    for field in ("checkpoint_format", "format"):  # two names of one thing
+        accept(
+            config, method, top, field, None, *([version] if version in GPTQ_ZEROS else GPTQ_ZEROS)
+        )
     accept(config, method, top, "dynamic", None, {})
+    accept(config, method, top, "is_marlin_format", None, False)
+    accept(config, method, top, "pack_dtype", None, "int32")
     sizes = {f"{top}group_size": (config["bits"], group_size(config, method, top))}
-    bits, first = config["bits"], 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+    bits, first = config["bits"], GPTQ_ZEROS.get(version, 1)
 
     def decode(arrays):
         codes = unpack_words(arrays["qweight"], bits, axis=0).T
@@ -196,6 +205,8 @@ def _awq(config: dict) -> QuantizedLayout:
     method, top = "awq", "quantization_config."
     accept(config, method, top, "bits", 4)
     accept(config | {"version": str(config.get("version")).lower()}, method, top, "version", "gemm")
+    accept(config, method, top, "format", None, "gemm")
+    accept(config, method, top, "pack_dtype", None, "int32")
     accept(config, method, top, "zero_point", True)
     sizes = {f"{top}group_size": (4, group_size(config, method, top))}
 

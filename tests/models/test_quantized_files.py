@@ -293,6 +293,31 @@ def test_experts_and_stacked_tensors_come_back_too(tmp_path):
         (FP8 | {"activation_scheme": "static"}, r"quantization_config.activation_scheme='static'"),
         (FP8 | {"weight_block_size": None}, r"quantization_config.weight_block_size=None"),
         (compressed_config() | {"config_groups": {}}, r"quantization_config.config_groups="),
+        (
+            compressed_config() | {"transform_config": {"config_groups": {"u": {}}}},
+            "transform_config=",
+        ),
+        (compressed_config() | {"rotation": "hadamard"}, "quantization_config.rotation='hadamard'"),
+        (
+            compressed_config() | {"sparsity_config": {"format": "marlin-24"}},
+            "sparsity_config.format=",
+        ),
+        (
+            GPTQ | {"adapter": {"rank": 8}},
+            "quantization_config.adapter={'rank': 8}.*accepted: None",
+        ),
+        (
+            GPTQ | {"pack_dtype": "int8"},
+            "quantization_config.pack_dtype='int8'.*accepted: None, 'int32'",
+        ),
+        (GPTQ | {"is_marlin_format": True}, "is_marlin_format=True"),
+        (GPTQ | {"format": "marlin"}, "config.format='marlin'.*accepted: None, 'gptq', 'gptq_v2'"),
+        (
+            GPTQ | {"format": "gptq", "checkpoint_format": "gptq_v2"},
+            "config.format='gptq' .*accepted: None, 'gptq_v2'",
+        ),
+        (AWQ | {"rescale": 2.0}, "quantization_config.rescale=2.0"),
+        (FP8 | {"static_scale": False}, "quantization_config.static_scale=False"),
         (GPTQ | {"group_size": 0}, r"config.group_size=0 .*accepted: 'a positive integer', -1"),
         (AWQ | {"group_size": None}, r"quantization_config.group_size=None"),
         (compressed_config(group_size=True), r"group_0.weights.group_size=True"),
@@ -302,6 +327,24 @@ def test_experts_and_stacked_tensors_come_back_too(tmp_path):
 def test_a_layout_that_is_not_read_is_refused_by_the_name_of_its_field(config, message):
     with pytest.raises(ValueError, match=message + ".*use the unquantized checkpoint"):
         layout_of({"quantization_config": config})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        compressed_config()
+        | {"transform_config": {}, "sparsity_config": {}, "global_compression_ratio": 1.9}
+        | {"quantization_status": "compressed", "version": "0.12.2", "kv_cache_scheme": None},
+        GPTQ
+        | {"format": "gptq", "pack_dtype": "int32", "sym": True, "lm_head": False, "dynamic": {}}
+        | {"damp_percent": 0.05, "static_groups": False, "true_sequential": True, "adapter": None}
+        | {"meta": {"quantizer": ["gptqmodel:4.0"]}, "is_marlin_format": False},
+        AWQ | {"modules_to_not_convert": None, "backend": "autoawq", "do_fuse": False},
+        FP8 | {"modules_to_not_convert": ["lm_head"], "scale_fmt": "ue8m0"},
+    ],
+)
+def test_fields_that_change_no_law_are_not_read(config):
+    assert layout_of({"quantization_config": config}) is not None
 
 
 def test_quantized_activations_are_refused():
