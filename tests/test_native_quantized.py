@@ -231,6 +231,46 @@ def test_without_the_kernels_xla_serves_and_one_line_says_so(monkeypatch, caplog
     assert line.endswith("no CPU kernels (decoding will be slower): there is no compiler")
 
 
+@needs_kernels
+@pytest.mark.parametrize(
+    "kind, dtype, line",
+    [
+        ("int8", "float32", backend.FEW_BITS_WIDENED),
+        ("int4", "float32", backend.FEW_BITS_WIDENED),
+        ("int8 zeros", "float32", None),  # which are widened by every processor
+        (None, "float32", None),
+        (None, "bfloat16", backend.HALF_WIDENED),
+        ("int8", "bfloat16", backend.FEW_BITS_BY_XLA.format("bfloat16")),
+        ("int4", "float16", backend.FEW_BITS_BY_XLA.format("float16")),
+    ],
+)
+def test_what_a_processor_without_the_instructions_does_is_said_in_one_line(
+    kind, dtype, line, monkeypatch, caplog
+):
+    library.register("float16" if dtype == "float16" else "kernels")  # a line says if it compiles
+    caplog.clear()
+    monkeypatch.setattr(library, "has_byte_dots", lambda: False)
+    monkeypatch.setattr(library, "has_half_dots", lambda: False)
+    monkeypatch.setattr(library, "has_tiles", lambda: False)
+    backend._warn.cache_clear()
+    weight = jnp.ones((5, 192), dtype) if kind is None else held(5, 192, kind)[0]
+    for columns in (1, 4, 40):
+        CpuBackend().dots((weight, weight), jnp.ones((192, columns), dtype))
+    backend._warn.cache_clear()
+    assert caplog.messages == ([] if line is None else [line])
+
+
+@needs_kernels
+def test_with_the_instructions_nothing_is_said(monkeypatch, caplog):
+    monkeypatch.setattr(library, "has_byte_dots", lambda: True)
+    monkeypatch.setattr(library, "has_half_dots", lambda: True)
+    backend._warn.cache_clear()
+    for weight, dtype in ((held(5, 192, "int4")[0], "float32"), (jnp.ones((5, 192)), "bfloat16")):
+        weight = weight.astype(dtype) if dtype == "bfloat16" else weight
+        backend._call_for((weight,), jnp.ones((192, 4), dtype))
+    assert not caplog.messages
+
+
 def test_four_bits_are_packed_as_the_documentation_says():
     values = np.arange(64).reshape(1, 64) % 16
     packed = np.asarray(quantized.pack(jnp.asarray(values)))

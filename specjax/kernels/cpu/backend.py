@@ -17,6 +17,21 @@ from . import calls, library
 log = logging.getLogger("specjax")
 
 MOST_COLUMNS_NORMED = 512  # beyond, XLA uses several threads
+# what is said once a process where products are slower than they could be
+FEW_BITS_WIDENED = (
+    "weights in 8 and 4 bits are widened to floats for each product: this processor, or the "
+    "compiler of the kernels, has no AVX-512 VNNI, which would multiply them as bytes, faster in "
+    "long passes above all"
+)
+FEW_BITS_BY_XLA = (
+    "weights in 8 and 4 bits meet activations in {}, so XLA multiplies instead of the CPU kernels "
+    "(decoding will be slower): the kernels take them with activations in float32 (dtype='float32')"
+)
+HALF_WIDENED = (
+    "bfloat16 is widened to float32 for each product, which saves reading and no computing: this "
+    "processor, or the compiler of the kernels, has neither AMX nor AVX-512 BF16, which would "
+    "multiply it as such, faster in passes over several tokens"
+)
 _FLOAT32, _BFLOAT16, _FLOAT16 = map(jnp.dtype, ("float32", "bfloat16", "float16"))
 
 
@@ -122,11 +137,18 @@ def _call_for(weights, x):
     most = calls.MOST_TILE_COLUMNS if tiles else calls.MOST_COLUMNS
     few = x.shape[1] <= most or fixed_bits()
     if x.dtype != _FLOAT32:
-        return calls.half_dots if few and all(_floats(w, x.dtype) for w in weights) else None
+        if any(map(calls.fits, weights)):
+            _warn(FEW_BITS_BY_XLA.format(x.dtype))
+        taken = few and all(_floats(w, x.dtype) for w in weights)
+        if taken and x.dtype == _BFLOAT16 and not library.has_half_dots():
+            _warn(HALF_WIDENED)
+        return calls.half_dots if taken else None
     if all(map(calls.fits, weights)):
         if not few and not all(map(calls.fits_bytes, weights)):
             return None
         loaded = _has("quantized", "quantized weights")
+        if loaded and not library.has_byte_dots() and any(map(calls.fits_bytes, weights)):
+            _warn(FEW_BITS_WIDENED)
         return calls.quantized_dots if loaded and (few or library.has_byte_dots()) else None
     products = calls.dots if few else calls.many_dots
     return products if x.size and all(_floats(w, _FLOAT32, _BFLOAT16) for w in weights) else None
@@ -147,6 +169,11 @@ def _has(name: str, what: str) -> bool:
     if problem:
         log.warning("%s have no CPU kernels (decoding will be slower): %s", what, problem)
     return problem is None
+
+
+@functools.cache
+def _warn(message: str) -> None:
+    log.warning(message)
 
 
 def _floats(weight, *kinds) -> bool:

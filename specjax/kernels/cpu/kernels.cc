@@ -46,3 +46,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxNormBfloat16, (Norm<Half, ffi::BF16>), Bind
 
 // Whether products of bfloat16 are made by tiles.
 extern "C" int SpecjaxHasTiles() { return ChosenWay() == kTiles; }
+
+// Whether products of bfloat16 are made as such, by tiles or by dot products of pairs.
+extern "C" int SpecjaxHasHalfDots() { return ChosenWay() != kWiden; }

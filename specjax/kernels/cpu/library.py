@@ -44,6 +44,7 @@ log = logging.getLogger("specjax")
 _once = threading.Lock()
 # what the library of each that was loaded last said
 _tiles: list[bool] = []
+_half_dots: list[bool] = []
 _byte_dots: list[bool] = []
 
 
@@ -61,6 +62,11 @@ def register(name: str = "kernels") -> str | None:
 def has_tiles() -> bool:
     """Whether the library that is loaded multiplies bfloat16 by tiles (AMX)."""
     return bool(_tiles and _tiles[-1])
+
+
+def has_half_dots() -> bool:
+    """Whether the library that is loaded multiplies bfloat16 as such (AMX, AVX-512 BF16)."""
+    return bool(_half_dots and _half_dots[-1])
 
 
 def has_byte_dots() -> bool:
@@ -96,6 +102,7 @@ def _load(path: Path, name: str) -> str | None:
         symbols = {call: getattr(loaded, symbol) for call, symbol in SYMBOLS[name].items()}
         if name == "kernels":
             _tiles.append(bool(loaded.SpecjaxHasTiles()))
+            _half_dots.append(bool(loaded.SpecjaxHasHalfDots()))
         if name == "quantized":
             _byte_dots.append(bool(loaded.SpecjaxHasByteDots()))
         for call, symbol in symbols.items():
