@@ -288,7 +288,7 @@ LINES = {
     "test_prefill.py": MERGE,
     "test_quantized_decoding.py": [
         ("fault", DEFAULT),
-        (r"plain_text|a_hundredth|divergence", FULL),
+        (r"plain_text|a_hundredth|further_off|divergence", FULL),
         (EVERYTHING, MERGE),
     ],
     "test_prefix.py": [
