@@ -56,6 +56,15 @@ def bound(numbers, x, kind=None):
     return rounding + step / 2 * np.abs(numbers).sum(axis=1).max()
 
 
+def beyond_bfloat16(got, numbers, x):
+    """The largest error over what rounding to bfloat16 may make of it: of each weight, if it is
+    widened to that type, and of the result, by half of a last bit each."""
+    x = np.asarray(x, np.float64)
+    wanted = numbers @ x
+    most = 2**-8 * (np.abs(numbers) @ np.abs(x) + np.abs(wanted)) + bound(numbers, x)
+    return (np.abs(np.asarray(got, np.float64) - wanted) / most).max()
+
+
 product = jax.jit(lambda weight, x: calls.quantized_dots((weight,), x)[0])
 
 
@@ -203,9 +212,13 @@ def test_every_backend_computes_the_same_law(on, kind, columns, monkeypatch):
     in_bytes = kind if type(on) is CpuBackend else None
     got = jax.jit(on.dot)(weight, jnp.asarray(x))
     np.testing.assert_allclose(got, numbers @ x, rtol=0, atol=bound(numbers, x, in_bytes))
-    half = jax.jit(on.dot)(weight, jnp.asarray(x, jnp.bfloat16))
-    assert half.dtype == jnp.bfloat16
-    np.testing.assert_allclose(half, numbers @ x, rtol=0, atol=3e4 * bound(numbers, x))
+    half = jnp.asarray(x, jnp.bfloat16)
+    got = jax.jit(on.dot)(weight, half)
+    assert got.dtype == jnp.bfloat16
+    assert beyond_bfloat16(got, numbers, half) < 1
+    if weight.scale.shape[1] > 1:  # the planted fault: a scale one group off
+        shifted = dataclasses.replace(weight, scale=jnp.roll(weight.scale, 1, axis=1))
+        assert beyond_bfloat16(jax.jit(on.dot)(shifted, half), numbers, half) > 3
 
 
 @needs_kernels

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import SMALL, byte_tokenizer, random_model
+from quantized_encoders import AWQ, GPTQ, GROUP, LAYOUTS, OTHERS, compressed_config, published
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -20,7 +21,6 @@ from specjax.models.hf import _named
 from specjax.models.quantized_layouts import Values, layout_of
 
 EVEN = dataclasses.replace(SMALL, intermediate_size=64)
-GROUP = 32
 
 
 @pytest.fixture
@@ -71,96 +71,20 @@ def test_a_quantized_model_comes_back_bit_for_bit_as_a_law_of_its_own(even, tmp_
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
-def words(codes, bits, order=None):
-    """Codes ``[a, b]`` in words along ``b``, one by one as the layouts' definitions say."""
-    count = 32 // bits
-    out = np.zeros((codes.shape[0], codes.shape[1] // count), np.int64)
-    for i in range(count):
-        out |= codes[:, (order or range(count))[i] :: count].astype(np.int64) << bits * i
-    return out.astype(np.uint32).view(np.int32)
-
-
-def gptq(codes, zeros, scales):
-    groups = codes.shape[1] // GROUP
-    return {
-        "qweight": words(codes, 4).T,
-        "qzeros": words(zeros.T - 1, 4),
-        "scales": scales.T.astype(np.float16),
-        "g_idx": np.arange(codes.shape[1], dtype=np.int32) // (codes.shape[1] // groups),
-    }
-
-
-def gptq_v2(codes, zeros, scales):
-    return gptq(codes, zeros, scales) | {"qzeros": words(zeros.T, 4)}
-
-
-def awq(codes, zeros, scales):
-    order = [0, 2, 4, 6, 1, 3, 5, 7]
-    return {
-        "qweight": words(codes.T, 4, order),
-        "qzeros": words(zeros.T, 4, order),
-        "scales": scales.T.astype(np.float16),
-    }
-
-
-def compressed(codes, zeros, scales):
-    return {
-        "weight_packed": words(codes, 4),
-        "weight_zero_point": words(zeros.T, 4).T,
-        "weight_scale": scales.astype(np.float16),
-        "weight_shape": np.asarray(codes.shape, np.int64),
-    }
-
-
-def compressed_config(**weights):
-    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP} | weights
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
-    config = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
-    return config | {"config_groups": {"group_0": group}, "ignore": ["lm_head"]}
-
-
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}
-AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True, "version": "gemm"}
-AWQ |= {"group_size": GROUP}
-LAYOUTS = {
-    "gptq": (gptq, GPTQ),
-    "gptq v2": (gptq_v2, GPTQ | {"checkpoint_format": "gptq_v2"}),
-    "awq": (awq, AWQ),
-    "compressed-tensors": (compressed, compressed_config(symmetric=False)),
-}
-
-
-def published(folder, layout):
-    """Turns a folder's projections into random quantized ones; the float64 numbers by name."""
-    make, config = LAYOUTS[layout]
-    rng, tensors, wanted = np.random.default_rng(0), load_file(folder / "model.safetensors"), {}
-    for name in [name for name in tensors if "_proj." in name]:
-        out, size = tensors.pop(name).shape
-        codes = rng.integers(0, 16, (out, size))
-        zeros = rng.integers(1, 16, (out, size // GROUP))
-        scales = rng.uniform(0.01, 0.1, zeros.shape).astype(np.float16).astype(np.float64)
-        for kind, array in make(codes, zeros, scales).items():
-            tensors[name.replace("weight", kind)] = np.ascontiguousarray(array)
-        shift = np.repeat(zeros, GROUP, axis=1)
-        wanted[name] = (codes - shift) * np.repeat(scales, GROUP, axis=1)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    hf = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(hf | {"quantization_config": config}))
-    return wanted
-
-
 OWN_NAMES = {"q_proj": "attention.q", "o_proj": "attention.o", "down_proj": "mlp.down"}
 
 
-def check_published(folder, layout):
+def check_published(folder, layout, bits=4, group=GROUP):
     wanted = published(folder, layout)
     lm = specjax.load(folder)
-    assert lm.target.quantized == "int4" and not lm.target.approximate
+    assert lm.target.quantized == f"int{bits}" and not lm.target.approximate
     held = arrays_of(lm)
     for kind, own in OWN_NAMES.items():
         block = "self_attn" if "attention" in own else "mlp"
         weight = held[f"blocks.1.{own}.weight"]
-        assert weight.qvalue.dtype == np.uint8 and weight.bits == 4
+        # four bits are packed where their groups are multiples of 32 inputs
+        assert weight.bits == (8 if (group or 32) % 32 else bits)
+        assert weight.scale.shape[1] == weight.shape[1] // (group or weight.shape[1])
         numbers = wanted[f"model.layers.1.{block}.{kind}.weight"]
         np.testing.assert_allclose(q.floats(weight, "float32"), numbers, rtol=1e-6)
     assert not q.is_quantized(held["lm_head.weight"])
@@ -174,7 +98,15 @@ def test_published_weights_are_the_numbers_of_their_definition(even, layout):
     assert out.stats.approximate == ""
 
 
-@pytest.mark.parametrize("layout", ["gptq", "compressed-tensors"])
+@pytest.mark.parametrize("layout", OTHERS)
+def test_other_widths_and_groups_are_the_numbers_of_their_definition(even, layout, tmp_path):
+    bits, group = OTHERS[layout][2:]
+    lm = check_published(even, layout, bits, group)
+    save_pretrained(lm, tmp_path / "saved")
+    assert_same(specjax.load(tmp_path / "saved"), lm)
+
+
+@pytest.mark.parametrize("layout", ["gptq", "compressed-tensors", "gptq 8", "plain groups"])
 def test_fault_scales_that_are_read_a_group_off_are_seen(even, layout, monkeypatch):
     centred = quantized_layouts._centred
 
@@ -182,8 +114,9 @@ def test_fault_scales_that_are_read_a_group_off_are_seen(even, layout, monkeypat
         return centred(codes, np.roll(scale, 1, axis=1), *rest)
 
     monkeypatch.setattr(quantized_layouts, "_centred", shifted)
+    bits, group = OTHERS[layout][2:] if layout in OTHERS else (4, GROUP)
     with pytest.raises(AssertionError, match="Mismatched"):
-        check_published(even, layout)
+        check_published(even, layout, bits, group)
 
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
@@ -392,7 +325,7 @@ def test_a_zero_that_does_not_fit_in_its_bits_is_neither_read_nor_written(zero):
         quantized_layouts.encode("a", values)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["gptq v2", "awq", "compressed-tensors"])
 @pytest.mark.parametrize("size", [16, 64, -1])
 def test_groups_that_contradict_the_config_are_refused_by_field_and_tensor(even, layout, size):
     published(even, layout)
