@@ -316,6 +316,17 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_read():
         calls.quantized_dots((narrow,), jnp.ones((192, 2)))
     with pytest.raises(ValueError, match="x is bfloat16: the kernels compute in float32"):
         calls.quantized_dots((weight,), jnp.ones((192, 2), jnp.bfloat16))
+    for shape, what in (((0, 192), "rows"), ((5, 0), "inputs")):
+        empty = jnp.ones(shape), jnp.ones((shape[1], 2))
+        few = Quantized(jnp.ones(shape, jnp.int8), jnp.ones((shape[0], 1)))
+        message = rf"weight \({shape[0]}, {shape[1]}\) has no {what}; it must have one at least"
+        for call in (calls.dots, calls.many_dots):
+            with pytest.raises(ValueError, match=f"dots: {message}"):
+                call((empty[0],), empty[1])
+        with pytest.raises(ValueError, match=f"half_dots: {message}"):
+            calls.half_dots((empty[0].astype("bfloat16"),), empty[1].astype("bfloat16"))
+        with pytest.raises(ValueError, match=f"quantized_dots: {message}"):
+            calls.quantized_dots((few,), empty[1])
     with pytest.raises(ValueError, match="9 weights, it takes 1 to 8"):
         calls.quantized_dots((weight,) * 9, jnp.ones((192, 2)))
 

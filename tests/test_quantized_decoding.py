@@ -153,6 +153,13 @@ def test_the_command_states_the_error_and_saves_what_it_measured(monkeypatch, ca
     assert "it is used with --quantize only; give --quantize as well" in capsys.readouterr().err
 
 
+def test_a_scheme_that_cannot_be_saved_is_refused_before_anything_is_read(monkeypatch, capsys):
+    monkeypatch.setattr(compile_cache, "enable", lambda: None)
+    monkeypatch.setattr(specjax, "load", lambda *a, **k: pytest.fail("a model was read"))
+    assert cli.main(["quantize", "--quantize", "fp8", "-o", "somewhere"]) == 2
+    assert "--output somewhere: there is no layout for fp8" in capsys.readouterr().err
+
+
 def test_models_that_cannot_be_compared_are_refused(models):
     lm = specjax.load("embedded")
     with pytest.raises(ValueError, match="model: .* is quantized; give the float model"):

@@ -45,6 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     wish = quantization_of(arguments)
     if wish == FLOAT:
         raise ValueError("--quantize float quantizes nothing: give int8, int4 or fp8")
+    if arguments.output and wish.scheme == "fp8":
+        raise ValueError(
+            f"--output {arguments.output}: there is no layout for fp8, so it cannot be saved; "
+            "leave --output out to measure it, or give --quantize int8 or int4"
+        )
     texts = read_prompts(arguments.prompts, "embedded", arguments.limit)
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(

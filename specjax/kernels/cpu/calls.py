@@ -50,6 +50,11 @@ def _check_shapes(name: str, weights: tuple, x: jax.Array) -> None:
     for weight in weights:
         if weight.ndim != 2 or x.ndim != 2 or weight.shape[1] != x.shape[0] or x.shape[1] < 1:
             raise ValueError(f"{name}: weight {weight.shape} and x {x.shape} do not fit")
+        if 0 in weight.shape:
+            raise ValueError(
+                f"{name}: weight {weight.shape} has no {'inputs' if weight.shape[0] else 'rows'}; "
+                "it must have one at least"
+            )
 
 
 def _check_floats(name: str, weights: tuple, x: jax.Array) -> None:
