@@ -205,12 +205,8 @@ LINES = {
         (r"from_scratch\[fp8", MERGE),
         (EVERYTHING, FULL),
     ],
-    "test_llmcad.py": [("fault|refused", DEFAULT), ("no_branch_is", MERGE), (EVERYTHING, FULL)],
-    "test_lagging.py": [
-        ("fault", DEFAULT),
-        (r"depend.*\[(eagle3|dspark)\]|read_before.*\[lili", MERGE),
-        (EVERYTHING, FULL),
-    ],
+    "test_llmcad.py": [("fault|refused", DEFAULT), (EVERYTHING, FULL)],
+    "test_lagging.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "test_lookahead.py": [
         ("fault|asked_for|refused|one_round|new_turn", DEFAULT),
         ("left_out_where", FULL),
@@ -383,11 +379,7 @@ LINES = {
         ("compare_[mc]", FULL),
         (r"names_a_drafter|heads_draw|in_a_batch\[(draft|ngram)", MERGE),
     ],
-    "test_three_levels.py": [
-        ("fault|refused|names|spare", DEFAULT),
-        ("in_every_round|after_any_round", MERGE),
-        (EVERYTHING, FULL),
-    ],
+    "test_three_levels.py": [("fault|refused|names|spare", DEFAULT), (EVERYTHING, FULL)],
     "test_top_chunks.py": [("fault|refused", DEFAULT), ("names_ask", MERGE), (EVERYTHING, FULL)],
     "test_topology.py": [(r"measured_ranks|probable_paths\[opt", MERGE)],
     "test_trace.py": [
