@@ -59,6 +59,7 @@ SHIPPED = {
     "deep_early_exit": pretrain,
     "deep_early_exit_twin": pretrain,
     "embedded_samples": regenerate,
+    "embedded_samples_more": regenerate,
     "embedded_eval_greedy": regenerate,
     "embedded_eval_sampled": regenerate,
     "embedded_draft": distill,
