@@ -30,7 +30,7 @@ from .tables import cells
 RESULTS = Path(__file__).parent / "results" / "heads"
 WAYS = (
     {"temperature": 0.0, "num": 3},
-    {"temperature": 1.0, "num": 2},
+    {"temperature": 1.0, "num": 3},
     {"temperature": 0.0, "tree": "3x2x1"},
 )
 
