@@ -8,7 +8,8 @@ what they compute, except for rounding. The added weights read existing features
 features that are never read; products are dense, so they cost as much as the others. Texts, drafts
 and τ are therefore those of the small models, and the time is that of a target of 100M weights with
 a small vocabulary: its LM head is 3 % of its weights (Llama 7B: 2 %), where models of 100M weights
-often have a quarter. Target and heads are float32, and heads grow as much as the target.
+often have a quarter. Target and heads are float32, and heads grow as much as the target, but for
+EAGLE-3's: such a head has a width of its own, and only the matrix that reads the features grows.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from flax import nnx
 import specjax
 from specjax.checkpoints import HeadLM
 from specjax.drafters import Hydra, Medusa, Speculator
+from specjax.drafters.eagle3 import Eagle3
 from specjax.models import LM, CausalLM, Decoder, DecoderConfig
 from specjax.text import cascades
 from specjax.text.drafter_names import WithLookup, is_simple, lookup_of, named, resolve_drafter
@@ -83,10 +85,11 @@ def grown_drafter(name: str) -> str | LM | HeadLM | WithLookup:
     if lookup := lookup_of(name):
         return WithLookup(grown_drafter(name.removeprefix(lookup)), lookup)
     heads = named(specjax.load("embedded"), name)
-    if not isinstance(heads, HeadLM) or not isinstance(heads.drafter, Medusa | Hydra | Speculator):
+    kinds = Medusa | Hydra | Speculator | Eagle3
+    if not isinstance(heads, HeadLM) or not isinstance(heads.drafter, kinds):
         raise ValueError(
             f"drafter={name!r} cannot be grown: give a table, draft, cascade:draft:TABLE, medusa, "
-            "hydra, speculator"
+            "hydra, speculator, or eagle3 or the folder of such heads"
         )
     return grown_heads(heads, grown_embedded())
 
@@ -143,15 +146,19 @@ def grown_target(lm: LM, shape: DecoderConfig) -> LM:
 
 
 def grown_heads(heads: HeadLM, target: LM) -> HeadLM:
-    """Grows Medusa heads, Hydra heads or a speculator for a target from ``grown_target``.
+    """Grows Medusa heads, Hydra heads, a speculator or an EAGLE-3 or P-EAGLE head for a target from
+    ``grown_target``.
 
-    They grow as much as the target's hidden states, with zeros; the weights are float32.
+    They grow as much as the target's hidden states, with zeros; the weights are float32. An EAGLE-3
+    or P-EAGLE head keeps its width and its dtypes.
 
     Raises:
-      ValueError: the size of the target's hidden states is not a multiple of theirs, or the heads
-        have a prefix layer (Hydra++).
+      ValueError: the size of the target's hidden states is not a multiple of theirs, the heads have
+        a prefix layer (Hydra++), or an EAGLE-3 head uses the target's embeddings or LM head.
     """
     drafter, wide = heads.drafter, target.config.hidden_size
+    if isinstance(drafter, Eagle3):
+        return _reading_more(heads, target)
     small, recurrent = drafter.config.hidden_size, isinstance(drafter, Speculator)
     times, layer = wide // small, getattr(drafter.config, "prefix", None)
     if wide % small or not recurrent and layer is not None:
@@ -188,6 +195,34 @@ def grown_heads(heads: HeadLM, target: LM) -> HeadLM:
         heads,
         drafter=grown,
         params=params,
+        fingerprint=f"{heads.fingerprint}-{wide}",
+        target=target.checkpoint,
+    )
+
+
+def _reading_more(heads: HeadLM, target: LM) -> HeadLM:
+    """An EAGLE-3 or P-EAGLE head of the same width that reads the wider features of ``target``."""
+    drafter, wide = heads.drafter, target.config.hidden_size
+    config = drafter.config
+    if not config.own_embedding or not config.draft_vocab_size or config.fc_norm:
+        raise ValueError(
+            f"{heads.name}: only a head with embeddings and an LM head of its own, and without "
+            "norms of the features, can read a wider target"
+        )
+    own = dataclasses.replace(config, feature_size=wide)
+    grown = dataclasses.replace(drafter, config=own, target=target.target)
+
+    def grow(old, new):
+        if old.shape == new.shape:
+            return old
+        parts = (*old.shape[:-1], config.num_features, config.feature_size)
+        added = [(0, 0)] * (len(parts) - 1) + [(0, wide - config.feature_size)]
+        return jnp.pad(jnp.reshape(old, parts), added).reshape(new.shape)
+
+    return dataclasses.replace(
+        heads,
+        drafter=grown,
+        params=jax.tree.map(grow, heads.params, nnx.to_pure_dict(grown.shapes)),
         fingerprint=f"{heads.fingerprint}-{wide}",
         target=target.checkpoint,
     )

@@ -9,6 +9,7 @@ Other rows, beside those that are kept::
 
     --lengths 2 5 --trees 3x2x1 2x1x1 --temperatures 0 1      every shape at every temperature
     --lengths 3 --trees 3x2x1 --siblings top iid distinct      above 0, how tokens are proposed
+    --grown                                                    a target of 100M weights (grown.py)
     --policies auto auto:schedule --batches 1 8                a policy chooses the length
 
 A head that a shape does not suit is left out of that row, and the page says why.
@@ -24,7 +25,7 @@ from pathlib import Path
 import specjax
 from specjax._internal import compile_cache
 
-from . import head_rows, heldout, runner
+from . import grown, head_rows, heldout, runner
 from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "heads"
@@ -41,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("heads", nargs="+", metavar="[NAME=]FOLDER", help="trained heads")
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--new", type=int, default=128, help="new tokens of each prompt")
+    parser.add_argument("--grown", action="store_true", help="target and heads grown to 100M")
     parser.add_argument("--out", type=Path, default=RESULTS)
     head_rows.add_shapes(parser, (0.0, 1.0))
     head_rows.add_policies(parser)
@@ -51,8 +53,11 @@ def main(arguments: list[str] | None = None) -> int:
     compile_cache.enable()  # a run that was interrupted finds its programs again
     named = head_rows.named(args.heads)
     facts = {"suite": "heads", "heads": args.heads, "prompts": args.prompts, "new": args.new}
-    header = {**facts, **runner.where()}
+    header = {**facts, "target": "grown to 100M" if args.grown else None, **runner.where()}
     lm, prompts = specjax.load("embedded"), heldout.prompts(args.prompts)
+    if args.grown:  # heads keep the names that are asked for
+        lm = grown.grown_embedded()
+        named = {name: grown.grown_drafter(drafter) for name, drafter in named.items()}
     head_rows.check_heads(lm, prompts[0], named.values())
     kept = runner.Kept(args.out, header, fresh=False)
     print(

@@ -101,6 +101,23 @@ def test_grown_heads_say_what_they_said(two_sizes, name):
     np.testing.assert_allclose(said[1], said[0], rtol=1e-4, atol=5e-4)
 
 
+def test_a_grown_eagle3_head_reads_what_it_read(two_sizes):
+    heads = drafter_names.named(two_sizes[0], "eagle3")
+    assert heads.drafter.layers == grown.grown_heads(heads, two_sizes[1]).drafter.layers
+    read = []
+    for lm in two_sizes:
+        wide = heads if lm is two_sizes[0] else grown.grown_heads(heads, lm)
+        where, blank = wide.drafter.layers, jnp.zeros_like(TEXT)
+        states = features.hidden_states(graph_definition(lm.config), lm.params, TEXT, blank, where)
+        columns = jnp.concatenate([x[0].T for x in states], axis=0)
+        read.append(wide.drafter.heads(wide.params).read(columns))
+    np.testing.assert_allclose(read[1], read[0], rtol=1e-3, atol=1e-3)
+    head = dataclasses.replace(heads.drafter.config, own_embedding=False)
+    borrowed = dataclasses.replace(heads, drafter=dataclasses.replace(heads.drafter, config=head))
+    with pytest.raises(ValueError, match="embeddings and an LM head of its own"):
+        grown.grown_heads(borrowed, two_sizes[1])
+
+
 def test_real_text_is_measured_with_grown_models_too(two_sizes, monkeypatch):
     monkeypatch.setattr(grown, "grown_embedded", lambda: two_sizes[1])
     monkeypatch.setattr(heldout, "grown_embedded", lambda: two_sizes[1])
@@ -127,7 +144,7 @@ def test_real_text_is_measured_with_grown_models_too(two_sizes, monkeypatch):
 
 def test_what_cannot_be_grown_is_refused(two_sizes):
     small, large = two_sizes
-    for name in ("draft", "ngram+draft", "mtp"):
+    for name in ("mtp", "ngram+mtp"):
         with pytest.raises(ValueError, match="cannot be grown"):
             grown.grown_drafter(name)
     with pytest.raises(ValueError, match="at least"):

@@ -35,6 +35,7 @@ from flax import nnx
 from .._internal.pytree import pytree_dataclass
 from ..models.decoder import DecoderLayer
 from ..models.layers import Linear
+from ..sampling import drawing
 from .block import BlockConfig, BlockLayers
 from .candidates import CandidateBlock, check_candidates
 
@@ -198,7 +199,7 @@ class DFlash2(CandidateBlock):
 
     def begin(self, heads, target_params, state, context) -> _Candidates:
         hidden, base = self.read_places(heads, target_params, state, context)
-        unary, tokens = jax.lax.top_k(base, self.config.num_candidates)
+        unary, tokens = drawing.greatest(base, self.config.num_candidates)
         projected = heads.selector.projection(hidden.reshape(len(hidden), -1))
         projected = projected.reshape(-1, *hidden.shape[1:])
         return _Candidates(tokens=tokens, unary=unary, projected=projected)

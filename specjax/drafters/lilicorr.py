@@ -41,6 +41,7 @@ from flax import nnx
 from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass
 from ..models.layers import Linear, Norm
+from ..sampling import drawing
 from ..types import PyTree
 from .block import BlockConfig, BlockLayers
 from .candidates import CandidateBlock, check_candidates
@@ -253,7 +254,7 @@ class LiLiCorrLayers(BlockLayers):
         Returns:
           int32 ``[B, D, K]``, and as ``Lattice``.
         """
-        logs, tokens = jax.lax.top_k(base, self.lattice.config.num_candidates)
+        logs, tokens = drawing.greatest(base, self.lattice.config.num_candidates)
         logs = logs - jax.nn.logsumexp(base, axis=-1, keepdims=True)
         embedded = target.embed(target_params, tokens.reshape(len(tokens), -1))
         read = self.hidden_norm(self.fc(context))

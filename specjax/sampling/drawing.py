@@ -99,6 +99,22 @@ def _best(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     return values, jnp.where(jnp.isfinite(values), index, -1).astype(jnp.int32)
 
 
+def greatest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """Returns what ``jax.lax.top_k`` does, kept apart from what reads it.
+
+    Where XLA merges its results with slices of them, it sorts all numbers on a CPU: 1.4 ms instead
+    of 0.05 ms for 3 x 4,096.
+
+    Args:
+      x: float ``[..., V]``.
+      count: from 1 to V.
+
+    Returns:
+      The numbers ``[..., count]``, the greatest first, and their indices, int32 ``[..., count]``.
+    """
+    return jax.lax.optimization_barrier(tuple(jax.lax.top_k(x, count)))
+
+
 def uniforms(keys: jax.Array, count: int) -> jax.Array:
     """Returns uniform random numbers for the nodes of a draft.
 
