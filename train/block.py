@@ -246,7 +246,11 @@ def make_loss(made: Heads, target, read, config: AnchorConfig, terms=make_terms,
     def loss(params, given, batch, keys):
         rows = read(given["target"], batch)
         anchors = drawn_anchors(keys, rows, config)
-        masks = laid(made.outputs(params, given["target"], rows, anchors), rows, anchors)
+        if made.lay is None:
+            outputs = made.outputs(params, given["target"], rows, anchors)
+            masks, logged = laid(outputs, rows, anchors), {}
+        else:
+            masks, logged = made.lay(params, given["target"], rows, anchors, keys.rows)
         if moving is not None:
             found = {
                 name: jnp.broadcast_to(x, (*anchors.shape, len(x)))
@@ -256,7 +260,7 @@ def make_loss(made: Heads, target, read, config: AnchorConfig, terms=make_terms,
         law = target.head_table(given["target"]) if config.teacher_share else None
         if config.weighting != "decay":
             return streaks.loss_of(masks, terms_of, law, config, target.config.logit_softcap)
-        total, counted, terms = 0.0, 0.0, {}
+        total, counted, terms = 0.0, 0.0, logged
         for k, (nats, others) in enumerate(chunks.totals(terms_of, masks, law)):
             weight, count = math.exp(-k / config.decay_length), jnp.sum(masks[k].weight)
             seen = {"mask": nats, **others}

@@ -9,6 +9,11 @@ k-th place is weighted by exp(-(k - 1) / decay_length), or with ``ce_share=1`` b
 ``weighting`` (``streaks.py``), which then weighs the confidence head's loss too. Blocks and anchors
 are those of the recipe ``block``, but that the place of the anchor predicts too.
 
+With ``on_policy``, a share of the anchors is followed by the drafter's own drafts instead of the
+text (``own_drafts.py``). There p and q are the laws after these drafts, the cross-entropy is that
+of the tokens that the target would draw, ``-sum_x p(x) log q(x)``, and a place is also weighted by
+the chance that all drafted tokens before it are accepted.
+
 At the end of a run the temperatures of the chances are fitted on the held-out rows of the corpus,
 so that products of chances say how often drafts survive (``calibrate.py``); ``scaled_for`` says at
 which temperature of the drafts.
@@ -20,6 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +36,7 @@ from specjax._internal.optional import required
 from specjax.drafters.dspark import DSpark, DSparkConfig
 from specjax.drafters.markov import KINDS
 
-from . import block, calibrate, chunks, frozen, head_losses, losses
+from . import block, calibrate, chunks, frozen, head_losses, losses, own_drafts
 from .config import ConfigError
 from .rows import Heads, fresh
 
@@ -49,6 +55,8 @@ class DSparkTrainingConfig(block.BlockTrainingConfig):
     confidence_weight: float = 1.0  # weight of the confidence head's loss; 0: there is no such head
     scaled_for: str = "drawn"  # chances, by temperatures: drawn (T = 1), greedy (T = 0) or nothing
     teacher_share: float = 1.0  # always 1: the drafter learns the target's law
+    on_policy: float = 0.0  # share of the anchors after which the drafter's own drafts stand
+    temperature: float = 1.0  # at which they are drawn; 0: its most probable tokens
     TEXT = "ce_share", 1.0
 
     def __post_init__(self):
@@ -71,6 +79,44 @@ class DSparkTrainingConfig(block.BlockTrainingConfig):
             raise ConfigError(
                 f"teacher_share={self.teacher_share}: DSpark learns the target's law; leave it out"
             )
+        self._check_own_drafts()
+
+    def _check_own_drafts(self):
+        """Raises ``ConfigError`` for own drafts that cannot be, or that nothing would draw."""
+        if not 0 <= self.on_policy <= 1 or not 0 <= self.temperature < math.inf:
+            raise ConfigError(
+                f"on_policy={self.on_policy}, temperature={self.temperature}; accepted: 0 to 1, "
+                "and at least 0 and finite"
+            )
+        if not self.on_policy:
+            if self.temperature != 1:
+                raise ConfigError(
+                    f"temperature={self.temperature} with on_policy=0, which drafts nothing: leave "
+                    "it out, or give a share of anchors such as on_policy=0.5"
+                )
+            return
+        if not self.own_anchors:
+            raise ConfigError(
+                f"on_policy={self.on_policy} of num_anchors={self.num_anchors} is less than one "
+                "anchor: give a larger share or more anchors, or 0"
+            )
+        if self.features:
+            raise ConfigError(
+                f"on_policy={self.on_policy} with features={self.features!r}: the target must "
+                "score the drafts of each step, and stored hidden states are of the text alone; "
+                "leave features out, or give on_policy=0"
+            )
+        if self.weighting != "decay":
+            raise ConfigError(
+                f"on_policy={self.on_policy} with weighting={self.weighting!r}: own drafts are "
+                "weighted by the chance that the target accepts them; leave weighting out, or give "
+                "on_policy=0"
+            )
+
+    @property
+    def own_anchors(self) -> int:
+        """How many anchors of a row have own drafts."""
+        return round(self.on_policy * self.num_anchors)
 
 
 Config = DSparkTrainingConfig
@@ -79,8 +125,9 @@ Config = DSparkTrainingConfig
 def make_dspark(config: DSparkTrainingConfig, setting: frozen.Setting) -> Heads:
     """Makes a DSpark drafter with initial weights for the target of a setting.
 
-    Its ``outputs`` take anchors as a further argument. The logits of a place are one product with
-    the LM head and W2 side by side; the logit of the chance is the last number of a state.
+    Its ``outputs`` take anchors as a further argument, and ``chosen`` of ``own_drafts.make_lay``.
+    The logits of a place are one product with the LM head and W2 side by side; the logit of the
+    chance is the last number of a state.
 
     Raises:
       ConfigError: the target caps its logits, to which the Markov head would add before the cap.
@@ -96,20 +143,26 @@ def make_dspark(config: DSparkTrainingConfig, setting: frozen.Setting) -> Heads:
     )
     drafter = DSpark(config=shape, target=target)
 
-    def outputs(params, target_params, rows, anchors):
+    def outputs(params, target_params, rows, anchors, chosen=None):
         heads = drafter.heads(params)
         states = block.states_of(drafter, params, target_params, rows, anchors)
         memory = jnp.zeros((heads.memory_size, states[0].shape[1]), states[0].dtype)
         found, w2 = [], required(heads.markov, "markov").lm_head.weight[...]
         table = block.wide_table(target, target_params, w2, 1)  # of the chance
+        before = block.at(rows.tokens, anchors)
         for k, state in enumerate(states):
-            before = block.at(rows.tokens, anchors + k).reshape(-1)
-            latent, memory, chance = heads.step(memory, before, state)
+            if k and chosen is None:
+                before = block.at(rows.tokens, anchors + k)
+            elif k:
+                before = chosen(k - 1, found[-1])
+            latent, memory, chance = heads.step(memory, before.reshape(-1), state)
             parts = [state, required(latent, "latent"), chance[None].astype(state.dtype)]
             found.append((table, None, jnp.concatenate(parts)))
         return found
 
-    return Heads(drafter, fresh(drafter, config.run.seed), outputs, layers=config.layers)
+    lay = own_drafts.make_lay(config, setting, outputs) if config.on_policy else None
+    params = fresh(drafter, config.run.seed)
+    return Heads(drafter, params, outputs, layers=config.layers, lay=lay)
 
 
 def make_terms(target, config: DSparkTrainingConfig):
@@ -121,8 +174,10 @@ def make_terms(target, config: DSparkTrainingConfig):
         q, said = chunks.logits_of(output[0], states), laws.said(law, pieces)
         distance = jnp.sum(jnp.abs(jax.nn.softmax(q) - required(said.law, "law")), axis=-1)
         accepted, chance = jax.lax.stop_gradient(1 - distance / 2), states[..., -1]
-        value = config.ce_share * losses.cross_entropy(q / config.streak_temperature, said.next)
-        value += (1 - config.ce_share) * distance
+        nats = losses.cross_entropy(q / config.streak_temperature, said.next)
+        if config.on_policy:  # an own draft has no next token but those that the target would say
+            nats = jnp.where(pieces["own"], losses.soft_cross_entropy(said.law, q), nats)
+        value = config.ce_share * nats + (1 - config.ce_share) * distance
         value += config.confidence_weight * optax.sigmoid_binary_cross_entropy(chance, accepted)
         error = jnp.abs(jax.nn.sigmoid(chance) - accepted)
         return {"loss": value, "accepted": accepted, "chance_error": error}

@@ -76,7 +76,14 @@ Config = FeaturesConfig
 
 
 def hidden_states(graphdef, params, tokens, segments, layers, gates=None):
-    """Returns the hidden states ``[B, T, F]`` of each layer over int32 ``tokens [B, T]``.
+    """Returns the hidden states ``[B, T, F]`` of each layer over int32 ``tokens [B, T]``; see
+    ``states_and_entries``."""
+    return states_and_entries(graphdef, params, tokens, segments, layers, gates)[0]
+
+
+def states_and_entries(graphdef, params, tokens, segments, layers, gates=None):
+    """Returns the hidden states ``[B, T, F]`` of each layer over int32 ``tokens [B, T]``, and the
+    entries of all layers, which ``decoder.Decoder.hidden`` takes as ``earlier``.
 
     Attention stays within segments. In long rows a block of queries attends at a time, so that
     memory grows linearly with the length of a row; for a target with windows, capped scores or
@@ -89,14 +96,14 @@ def hidden_states(graphdef, params, tokens, segments, layers, gates=None):
         mask = None
 
         def attend(layer, query, keys, values):
-            return unroll.attend(query, [(keys, values)], segments), None
+            return unroll.attend(query, [(keys, values)], segments), (keys, values)
 
     else:
         mask, attend = jnp.triu(jnp.ones((nodes, nodes), bool))[None], None  # [key, query]
         mask = mask & (segments[:, :, None] == segments[:, None, :])
     how = dict(taps=layers, attend=attend, gates=gates, causal=True)
-    _, tapped, _ = model.hidden(tokens, positions, mask, **how)
-    return jnp.split(tapped, len(layers), axis=2)
+    _, tapped, entries = model.hidden(tokens, positions, mask, **how)
+    return jnp.split(tapped, len(layers), axis=2), entries
 
 
 def check_layers(layers, count: int, name: str = "layers") -> None:

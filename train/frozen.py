@@ -246,7 +246,8 @@ def train(
     """
     lm, target = setting.lm, setting.lm.target
     layout_of(lm, heads.drafter, heads.publish(heads.params))  # raises before anything is trained
-    read = make_reader(lm.config, setting.end_of_text, heads.layers)
+    reads = dict(entries=heads.lay is not None)
+    read = make_reader(lm.config, setting.end_of_text, heads.layers, **reads)
     cheap = make_evaluate(make_measure(heads, target, read, config), setting.sets)
     mesh = scale.layout_of(config.run).mesh
     decoded = decoding.make_decoded(lm, heads.drafter, setting.prompts, config.decoding, mesh)

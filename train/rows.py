@@ -33,6 +33,7 @@ class Rows:
       segments: int32 ``[B, L + 1]``, the number of each token's document.
       hidden: ``[B, L, F]``, the target's last hidden states of ``tokens[:, :-1]``, normed.
       layers: hidden states of further layers, by the number of the layer.
+      entries: the target's keys and values of ``tokens[:, :-1]``, layer by layer; (): not read.
     """
 
     tokens: jax.Array
@@ -40,6 +41,7 @@ class Rows:
     segments: jax.Array
     hidden: jax.Array
     layers: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
+    entries: tuple = ()
 
     def behind(self, offset: int, steps: int) -> jax.Array:
         """Returns int32 ``[B * steps]``: the token ``offset`` places after each position."""
@@ -98,6 +100,9 @@ class Heads:
       vocab: int32 ``[Vd]``, the tokens of the rows of the tables; None: all tokens.
       publish: converts trained parameters to those that the drafter takes.
       unpublish: undoes ``publish``.
+      lay: ``lay(params, target params, rows, anchors, keys [B]) -> (places, terms)`` replaces
+        ``block.laid`` in the loss of blocks, and adds terms that are logged; such heads read
+        ``rows.entries``. None: all blocks are the text's.
     """
 
     drafter: Drafter
@@ -107,6 +112,7 @@ class Heads:
     vocab: np.ndarray | None = None
     publish: Callable[[PyTree], PyTree] = lambda params: params
     unpublish: Callable[[PyTree], PyTree] = lambda params: params
+    lay: Callable | None = None
 
 
 def fresh(drafter, seed: int, **options) -> PyTree:
@@ -127,7 +133,7 @@ def in_float32(params: PyTree) -> PyTree:
     return jax.tree.map(cast, params)
 
 
-def make_reader(config, end_of_text: int, layers=(), gradient: bool = False):
+def make_reader(config, end_of_text: int, layers=(), gradient: bool = False, entries: bool = False):
     """Returns ``read(target params, batch) -> Rows``.
 
     For a batch without stored hidden states, ``read`` runs the target.
@@ -137,6 +143,7 @@ def make_reader(config, end_of_text: int, layers=(), gradient: bool = False):
       end_of_text: the id of the token between documents.
       layers: see ``Heads``.
       gradient: whether a gradient flows into the hidden states.
+      entries: whether ``Rows.entries`` are read, which needs a target that runs.
     """
     graphdef, last = graph_definition(config), config.num_layers
     layers = tuple(dict.fromkeys((*layers, last)))
@@ -144,13 +151,13 @@ def make_reader(config, end_of_text: int, layers=(), gradient: bool = False):
     def read(params, batch) -> Rows:
         tokens, weight = data.unpacked(batch)
         segments = data.segments_of(tokens, end_of_text)
-        stored = batch.get("hidden") if isinstance(batch, dict) else None
+        stored, own = batch.get("hidden") if isinstance(batch, dict) else None, ()
         if stored:
             dtype = params["norm"]["weight"].dtype  # the dtype of the target's own hidden states
             found = {i: x.astype(dtype) for i, x in stored.items()}
         else:
             inputs = tokens[:, :-1], segments[:, :-1]
-            found = features.hidden_states(graphdef, params, *inputs, layers)
+            found, own = features.states_and_entries(graphdef, params, *inputs, layers)
             found = dict(zip(layers, found, strict=True))
         found = found if gradient else jax.lax.stop_gradient(found)
         return Rows(
@@ -159,6 +166,7 @@ def make_reader(config, end_of_text: int, layers=(), gradient: bool = False):
             segments=segments,
             hidden=found[last],
             layers=found,
+            entries=jax.lax.stop_gradient(own) if entries else (),
         )
 
     return read

@@ -1,0 +1,227 @@
+"""The loss on a drafter's own drafts against a slow loop; laws after drafts; what is refused."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from specjax.train import block, config, dspark, features, frozen, model, own_drafts, unroll
+from specjax.train.config import DataConfig
+from specjax.train.evaluate import weighed
+from specjax.train.rows import make_reader
+from specjax.train.step import make_keys
+from training_toys import CONFIG, END
+
+from specjax.models.causal_lm import CausalLM, graph_definition
+from specjax.models.lm import LM
+
+ROWS, LENGTH, PLACES, ANCHORS = 2, 14, 3, 4
+DATA = DataConfig(length=LENGTH, batch=ROWS)
+FIELDS = dict(num_heads=PLACES, num_anchors=ANCHORS, num_layers=1, layers=(1,), data=DATA)
+FIELDS |= dict(markov="rnn", markov_rank=5, ce_share=0.3, decay_length=2.0)
+GRAPH = graph_definition(CONFIG)
+
+
+def sharp(params, seed):
+    """Weights far enough from uniform that some drafts are accepted and others are not."""
+    noise = iter(jax.random.split(jax.random.key(seed), 99))
+    return jax.tree.map(lambda x: x + 0.4 * jax.random.normal(next(noise), x.shape), params)
+
+
+def made(**fields):
+    """A recipe, its target, what it trains, its loss, and two rows of several documents."""
+    own = dspark.Config(**FIELDS, **fields)
+    teacher = sharp(model.create(CONFIG, 1)[1], 2)
+    setting = frozen.Setting(LM(CausalLM(CONFIG), teacher, None, "", ""), END, None, {}, None, {})
+    built = dspark.make_dspark(own, setting)
+    read = make_reader(CONFIG, END, built.layers, entries=built.lay is not None)
+    random = np.random.default_rng(3)
+    tokens = random.integers(1, CONFIG.vocab_size, (ROWS, LENGTH + 1)).astype(np.int32)
+    tokens[:, 0] = tokens[0, 6] = END
+    weight = np.ones((ROWS, LENGTH), np.float32)
+    weight[1, 8:10] = 0
+    batch = {"tokens": jnp.asarray(tokens), "weight": jnp.asarray(weight)}
+    return own, teacher, built, read, dspark.make_loss(built, setting.lm.target, read, own), batch
+
+
+KEYS = make_keys(jax.random.key(7), jnp.arange(ROWS))
+
+
+@jax.jit
+def laws_of(teacher, tokens, segments):
+    """Logits ``[T, V]`` of the target at all places of one row."""
+    return nnx.merge(GRAPH, teacher)(tokens[None], segments[None])[0]
+
+
+def places(own, built, teacher, params, rows, row, anchor, follow):
+    """For each place after an anchor ``(q, p, chance, token)``, one after the other; ``follow(k,
+    q)`` is the token of place k."""
+    one = jax.tree.map(lambda x: x[row : row + 1], dataclasses.replace(rows, entries=()))
+    states = block.states_of(built.drafter, params, teacher, one, jnp.asarray([[anchor]]))
+    heads, table = built.drafter.heads(params), CausalLM(CONFIG).head_table(teacher)
+    memory, text = jnp.zeros((heads.memory_size, 1)), rows.tokens[row, :LENGTH]
+    segments = rows.segments[row, :LENGTH]
+    segments = jnp.where(jnp.arange(LENGTH) > anchor, segments[anchor], segments)
+    before, found = text[anchor], []
+    for k, state in enumerate(states):
+        latent, memory, chance = heads.step(memory, before[None], state)
+        q = table @ state[:, 0] + heads.say(latent)[0]
+        text = text.at[anchor + k].set(before)  # the row, with the chain in place of the text
+        p = laws_of(teacher, text, segments)[anchor + k]
+        before = follow(k, q)
+        found.append((q, p, chance[0], before))
+    return found
+
+
+def drawn(q, uniform, temperature):
+    if not temperature:
+        return jnp.argmax(q)
+    below = np.cumsum(np.asarray(jax.nn.softmax(q / temperature), np.float64))
+    return jnp.asarray(int(np.searchsorted(below, uniform * below[-1], side="right")))
+
+
+def chance_of(token, p, q, temperature):
+    """The chance that a drafted token is accepted."""
+    if not temperature:
+        return float(jnp.argmax(p) == token)
+    p, q = (float(jax.nn.softmax(x / temperature)[token]) for x in (p, q))
+    return min(1.0, p / q)
+
+
+def slow_loss(own, built, teacher, params, rows, written=None):
+    """The loss by its definition, anchor after anchor. With ``written``, a dictionary, the drafts
+    and weights in it are kept, or put into it."""
+    anchors = block.drawn_anchors(KEYS, rows, own)
+    total, counted, written = 0.0, 0.0, {} if written is None else written
+    for row in range(ROWS):
+        key = jax.random.fold_in(KEYS.rows[row], 1)
+        uniform = np.asarray(jax.random.uniform(key, (PLACES, own.own_anchors)))
+        for a in range(ANCHORS):
+            anchor, mine = int(anchors[row, a]), a < own.own_anchors
+
+            def follow(k, q, row=row, a=a, anchor=anchor, mine=mine, uniform=uniform):
+                if not mine:
+                    return rows.tokens[row, anchor + 1 + k]
+                if (row, a, k) not in written:
+                    number = uniform[k, a] if k + 1 < PLACES else 0.0
+                    written[row, a, k] = drawn(q, number, own.temperature)
+                return written[row, a, k]
+
+            alive = float(rows.weight[row, anchor])
+            chain = places(own, built, teacher, params, rows, row, anchor, follow)
+            for k, (q, p, chance, token) in enumerate(chain):
+                law, said = jax.nn.softmax(p), jax.nn.softmax(q)
+                same = bool(rows.segments[row, anchor + k] == rows.segments[row, anchor])
+                weight = alive if mine else float(rows.weight[row, anchor + k]) * same
+                weight = written.setdefault((row, a, k, "weight"), weight)
+                distance, log_q = jnp.abs(said - law).sum(), jax.nn.log_softmax(q)
+                value = own.ce_share * -(jnp.sum(law * log_q) if mine else log_q[token])
+                value += (1 - own.ce_share) * distance
+                accepted, sure = jax.lax.stop_gradient(1 - distance / 2), jax.nn.sigmoid(chance)
+                value -= accepted * jnp.log(sure) + (1 - accepted) * jnp.log(1 - sure)
+                factor = math.exp(-k / own.decay_length) * weight
+                total, counted = total + factor * value, counted + factor
+                if k + 1 < PLACES and (row, a, k + 1, "weight") not in written:
+                    alive *= float(token != END) * chance_of(token, p, q, own.temperature)
+    return total / counted
+
+
+def value_of(case, params):
+    _, teacher, _, _, loss, batch = case
+    return weighed(loss(params, {"target": teacher}, batch, KEYS))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        dict(on_policy=0.5),
+        dict(on_policy=1.0, temperature=0.6),
+        dict(on_policy=0.75, temperature=0.0),
+    ],
+    ids=["text", "half", "all", "greedy"],
+)
+def test_the_loss_and_its_gradient_are_those_of_a_slow_loop_with_the_drafts_held(fields):
+    """The gradient takes drafts and weights as they are: none flows through drafting."""
+    case = made(**fields)
+    own, teacher, built, read, _, batch = case
+    params, rows = sharp(built.params, 4), read(teacher, batch)
+    value, slope = jax.jit(jax.value_and_grad(lambda params: value_of(case, params)))(params)
+    written = {}
+    wanted = slow_loss(own, built, teacher, params, rows, written)
+    np.testing.assert_allclose(value, wanted, rtol=1e-4)
+    alive = [x for key, x in written.items() if key[-1] == "weight" and key[2]]
+    if fields:
+        assert min(alive) < 0.3 < 0.9 < max(alive)  # some are rejected, some accepted
+    slow = jax.grad(lambda own_: slow_loss(own, built, teacher, own_, rows, written))(params)
+    for found, true in zip(jax.tree.leaves(slope), jax.tree.leaves(slow), strict=True):
+        np.testing.assert_allclose(found, true, rtol=0, atol=1e-4 * np.abs(true).max() + 1e-6)
+
+
+def never_rejected(chances):
+    return lambda *given: jnp.ones_like(chances(*given))
+
+
+def after_the_text(scored):
+    def text(graphdef, params, rows, anchors, tokens, last):
+        place = anchors[:, :, None] + jnp.arange(tokens.shape[2])
+        tokens = block.at(rows.tokens, place.reshape(ROWS, -1)).reshape(tokens.shape)
+        return scored(graphdef, params, rows, anchors, tokens, last)
+
+    return text
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("chances", never_rejected), ("scored", after_the_text)],
+    ids=["rejections ignored", "laws after the text"],
+)
+def test_fault_a_loss_that_ignores_rejections_or_drafts_is_seen(monkeypatch, name, fault):
+    case = made(on_policy=0.5)
+    own, teacher, built, read, _, batch = case
+    params = sharp(built.params, 4)
+    wanted = slow_loss(own, built, teacher, params, read(teacher, batch))
+    monkeypatch.setattr(own_drafts, name, fault(getattr(own_drafts, name)))
+    assert abs(value_of(case, params) - wanted) > 0.01 * wanted
+
+
+@pytest.mark.parametrize("kind", ["plain", "window", "learned", "long"])
+def test_drafts_are_scored_as_if_they_stood_in_the_row(kind, monkeypatch):
+    changed = dict(window=dict(window=4), learned=dict(positions="learned")).get(kind, {})
+    shape = dataclasses.replace(CONFIG, num_layers=2, **changed)
+    if kind == "long":  # the keys of long rows are computed a block at a time
+        monkeypatch.setattr(unroll, "BLOCK", 7)
+    graphdef, teacher = graph_definition(shape), sharp(model.create(shape, 1)[1], 2)
+    batch = made(on_policy=0.5)[-1]
+    rows = make_reader(shape, END, entries=True)(teacher, batch)
+    anchors = jnp.asarray([[2, 7, 9], [0, 4, 10]])
+    tokens = jax.random.randint(jax.random.key(0), (ROWS, 3, PLACES), 1, CONFIG.vocab_size)
+    tokens = tokens.at[:, :, 0].set(block.at(rows.tokens, anchors))
+    found = own_drafts.scored(graphdef, teacher, rows, anchors, tokens, shape.num_layers)
+    for row in range(ROWS):
+        for d, anchor in enumerate(np.asarray(anchors[row])):
+            here = slice(anchor, anchor + PLACES)
+            text = rows.tokens[row, :LENGTH].at[here].set(tokens[row, d])
+            segments = rows.segments[row, :LENGTH].at[here].set(rows.segments[row, anchor])
+            given = text[None], segments[None], (shape.num_layers,)
+            (wanted,) = features.hidden_states(graphdef, teacher, *given)
+            np.testing.assert_allclose(found[row, d], wanted[0, here], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["on_policy=1.5"], r"on_policy=1.5, temperature=1.0; accepted: 0 to 1"),
+        (["on_policy=0.5", "temperature=-1"], "temperature=-1.0; accepted: .* at least 0 and"),
+        (["temperature=0"], "temperature=0.0 with on_policy=0, which drafts nothing"),
+        (["on_policy=0.01"], "on_policy=0.01 of num_anchors=32 is less than one anchor"),
+        (["on_policy=0.5", "features=stored"], "stored hidden states are of the text alone"),
+        (["on_policy=0.5", "weighting=streak", "ce_share=1"], "leave weighting out"),
+    ],
+)
+def test_own_drafts_that_cannot_be_are_refused(words, message):
+    with pytest.raises(config.ConfigError, match=message):
+        config.load(dspark.Config, None, words)
