@@ -64,7 +64,10 @@ FOLDERS = {
         (EVERYTHING, MERGE),
     ],
     "train/test_head_losses.py": [
-        (r"entropy_within|agree_and_the|\[(pass|dspark|mtp_heads|specd.*|gl.*|paced)\]", FULL),
+        (
+            r"entropy_within|agree_and_the|\[(pass|dspark|mtp_heads|specd.*|gl.*|paced|own .*)\]",
+            FULL,
+        ),
         (r"\[(domino|xpress|dflash2|lilicorr|streak)\]", FULL),
         (EVERYTHING, MERGE),
     ],
@@ -83,6 +86,7 @@ FOLDERS = {
     "train/test_embedded.py": [("the_heads_are", MERGE)],
     "train/test_depth_width.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "train/test_spire_recipe.py": [("fault", DEFAULT), ("refused", MERGE), (EVERYTHING, FULL)],
+    "train/test_own_drafts.py": [("fault.*reject|refused", DEFAULT), (EVERYTHING, FULL)],
     "train/test_prune_recipe.py": [("fault|one_by_one", DEFAULT), (EVERYTHING, FULL)],
     "train/test_specdec_recipe.py": [("needs_texts", MERGE), ("", FULL)],
     "train/test_start.py": [("another_shape", DEFAULT), (EVERYTHING, MERGE)],

@@ -56,11 +56,14 @@ def laws_of(teacher, tokens, segments):
     return nnx.merge(GRAPH, teacher)(tokens[None], segments[None])[0]
 
 
+states_of = jax.jit(block.states_of, static_argnums=0)
+
+
 def places(own, built, teacher, params, rows, row, anchor, follow):
     """For each place after an anchor ``(q, p, chance, token)``, one after the other; ``follow(k,
     q)`` is the token of place k."""
     one = jax.tree.map(lambda x: x[row : row + 1], dataclasses.replace(rows, entries=()))
-    states = block.states_of(built.drafter, params, teacher, one, jnp.asarray([[anchor]]))
+    states = states_of(built.drafter, params, teacher, one, jnp.asarray([[anchor]]))
     heads, table = built.drafter.heads(params), CausalLM(CONFIG).head_table(teacher)
     memory, text = jnp.zeros((heads.memory_size, 1)), rows.tokens[row, :LENGTH]
     segments = rows.segments[row, :LENGTH]
