@@ -35,6 +35,8 @@ def made(**fields):
     """A recipe, its target, what it trains, its loss, and two rows of several documents."""
     own = dspark.Config(**FIELDS, **fields)
     teacher = sharp(model.create(CONFIG, 1)[1], 2)
+    often = jnp.ones(CONFIG.vocab_size).at[jnp.asarray([END, 5, 9])].set(4.0)
+    teacher["lm_head"]["weight"] *= often[:, None]  # what both models say, so that drafts agree
     setting = frozen.Setting(LM(CausalLM(CONFIG), teacher, None, "", ""), END, None, {}, None, {})
     built = dspark.make_dspark(own, setting)
     read = make_reader(CONFIG, END, built.layers, entries=built.lay is not None)
@@ -132,9 +134,24 @@ def slow_loss(own, built, teacher, params, rows, written=None):
     return total / counted
 
 
-def value_of(case, params):
-    _, teacher, _, _, loss, batch = case
-    return weighed(loss(params, {"target": teacher}, batch, KEYS))
+def differences(fields):
+    """How far the loss and its gradient are from those of the slow loop, each as a share of the
+    greatest true value; and the weights of the places after the first that hold own drafts."""
+    own, teacher, built, read, loss, batch = made(**fields)
+    params, rows, written = sharp(built.params, 4), read(teacher, batch), {}
+
+    def value(params):
+        return weighed(loss(params, {"target": teacher}, batch, KEYS))
+
+    found, slope = jax.jit(jax.value_and_grad(value))(params)
+    wanted = slow_loss(own, built, teacher, params, rows, written)
+    slow = jax.grad(lambda own_: slow_loss(own, built, teacher, own_, rows, written))(params)
+    pairs = zip([found, *jax.tree.leaves(slope)], [wanted, *jax.tree.leaves(slow)], strict=True)
+    errors = [jnp.abs(x - y).max() / jnp.maximum(jnp.abs(y).max(), 1e-3) for x, y in pairs]
+    weights = [
+        weight for (_, a, k, *said), weight in written.items() if said and k and a < own.own_anchors
+    ]
+    return float(errors[0]), float(max(errors[1:])), weights
 
 
 @pytest.mark.parametrize(
@@ -149,19 +166,9 @@ def value_of(case, params):
 )
 def test_the_loss_and_its_gradient_are_those_of_a_slow_loop_with_the_drafts_held(fields):
     """The gradient takes drafts and weights as they are: none flows through drafting."""
-    case = made(**fields)
-    own, teacher, built, read, _, batch = case
-    params, rows = sharp(built.params, 4), read(teacher, batch)
-    value, slope = jax.jit(jax.value_and_grad(lambda params: value_of(case, params)))(params)
-    written = {}
-    wanted = slow_loss(own, built, teacher, params, rows, written)
-    np.testing.assert_allclose(value, wanted, rtol=1e-4)
-    alive = [x for key, x in written.items() if key[-1] == "weight" and key[2]]
-    if fields:
-        assert min(alive) < 0.3 < 0.9 < max(alive)  # some are rejected, some accepted
-    slow = jax.grad(lambda own_: slow_loss(own, built, teacher, own_, rows, written))(params)
-    for found, true in zip(jax.tree.leaves(slope), jax.tree.leaves(slow), strict=True):
-        np.testing.assert_allclose(found, true, rtol=0, atol=1e-4 * np.abs(true).max() + 1e-6)
+    value, slope, weights = differences(fields)
+    assert value < 1e-4 and slope < 1e-3
+    assert not fields or min(weights) < 0.3 < 0.9 < max(weights)  # rejected, and accepted
 
 
 def never_rejected(chances):
@@ -183,12 +190,9 @@ def after_the_text(scored):
     ids=["rejections ignored", "laws after the text"],
 )
 def test_fault_a_loss_that_ignores_rejections_or_drafts_is_seen(monkeypatch, name, fault):
-    case = made(on_policy=0.5)
-    own, teacher, built, read, _, batch = case
-    params = sharp(built.params, 4)
-    wanted = slow_loss(own, built, teacher, params, read(teacher, batch))
     monkeypatch.setattr(own_drafts, name, fault(getattr(own_drafts, name)))
-    assert abs(value_of(case, params) - wanted) > 0.01 * wanted
+    value, slope, _ = differences(dict(on_policy=1.0))
+    assert value > 1e-3 and slope > 0.1, (value, slope)
 
 
 @pytest.mark.parametrize("kind", ["plain", "window", "learned", "long"])
