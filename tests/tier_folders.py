@@ -65,7 +65,7 @@ FOLDERS = {
     ],
     "train/test_head_losses.py": [
         (
-            r"entropy_within|agree_and_the|\[(pass|dspark|mtp_heads|specd.*|gl.*|paced|own .*)\]",
+            r"entropy_within|agree_and_the|\[(pass|dspark|mtp_heads|specd.*|gl.*|paced)\]",
             FULL,
         ),
         (r"\[(domino|xpress|dflash2|lilicorr|streak)\]", FULL),

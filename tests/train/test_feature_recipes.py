@@ -50,7 +50,6 @@ RECIPES = {
     "xpress": ["layers=[1]", "num_layers=1", "num_anchors=6", "rank=3", "inner_size=4"],
 }
 RECIPES["xpress"] += ["kind=xpress", "rounds=2"]
-RECIPES["dspark"] += ["on_policy=0.5"]
 LATTICE = ["num_candidates=30", "lattice_size=4", "lattice_heads=2", "factor_size=3"]
 RECIPES["dflash2"] = ["kind=dflash2", "layers=[1]", "num_layers=1", "num_anchors=6", "rank=3"]
 RECIPES["dflash2"] += ["num_candidates=9"]

@@ -223,10 +223,6 @@ RECIPES = {
         specdiff.make_specdiff,
         specdiff.Config(data=DATA, num_anchors=16, masking="glancing"),
     ),
-    "own drafts": (
-        dspark.make_dspark,
-        dspark.Config(data=DATA, num_anchors=16, markov_rank=8, on_policy=0.5),
-    ),
     "paced": (
         dspark.make_dspark,
         dspark.Config(data=DATA, num_anchors=16, markov_rank=8, weighting="d-pace", ce_share=1.0),
@@ -244,8 +240,7 @@ def task(name):
     made = make(
         config, frozen.Setting(LM(target, params, None, "", ""), 0, None, {}, frequencies, {})
     )
-    reads = dict(gradient=name == "medusa2", entries=made.lay is not None)
-    read = make_reader(WIDE, 0, made.layers, **reads)
+    read = make_reader(WIDE, 0, made.layers, gradient=name == "medusa2")
     how = made, target, read, config
     own, given = made.params, {"target": params}
     if name == "medusa2":
@@ -267,10 +262,9 @@ def task(name):
         "specdiff": specdiff.make_loss,
         "glancing": specdiff.make_loss,
         "paced": dspark.make_loss,
-        "own drafts": dspark.make_loss,
     }
     blocks = {"block", "dspark", "domino", "xpress", "lilicorr", "pass", "streak", "specdiff"}
-    blocks = name in blocks | {"dflash2", "glancing", "paced", "own drafts"}
+    blocks = name in blocks | {"dflash2", "glancing", "paced"}
     measure = block.make_measure if blocks else head_losses.make_measure
     return losses.get(name, head_losses.make_loss)(*how), own, given, measure(*how)
 

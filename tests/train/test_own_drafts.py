@@ -35,8 +35,6 @@ def made(**fields):
     """A recipe, its target, what it trains, its loss, and two rows of several documents."""
     own = dspark.Config(**FIELDS, **fields)
     teacher = sharp(model.create(CONFIG, 1)[1], 2)
-    often = jnp.ones(CONFIG.vocab_size).at[jnp.asarray([END, 5, 9])].set(4.0)
-    teacher["lm_head"]["weight"] *= often[:, None]  # what both models say, so that drafts agree
     setting = frozen.Setting(LM(CausalLM(CONFIG), teacher, None, "", ""), END, None, {}, None, {})
     built = dspark.make_dspark(own, setting)
     read = make_reader(CONFIG, END, built.layers, entries=built.lay is not None)
@@ -168,7 +166,8 @@ def test_the_loss_and_its_gradient_are_those_of_a_slow_loop_with_the_drafts_held
     """The gradient takes drafts and weights as they are: none flows through drafting."""
     value, slope, weights = differences(fields)
     assert value < 1e-4 and slope < 1e-3
-    assert not fields or min(weights) < 0.3 < 0.9 < max(weights)  # rejected, and accepted
+    if fields.get("on_policy") == 1.0:  # some are rejected, and some accepted
+        assert min(weights) < 0.3 < 0.9 < max(weights)
 
 
 def never_rejected(chances):
