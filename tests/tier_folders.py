@@ -12,7 +12,6 @@ FOLDERS = {
     "models/test_families.py": [("DeepSeek-V3|A3B", FULL), ("published|every_family", MERGE)],
     "models/test_family_drafters.py": [
         (r"\[gpt2-tree\]|\[llama-eagle3\]", MERGE),
-        (r"\[llama-exit\]|\[qwen3-skip\]", MERGE),
         (EVERYTHING, FULL),
     ],
     "models/test_parity.py": [

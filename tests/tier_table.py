@@ -31,7 +31,6 @@ MESHED = "draft|ngram|medusa|hydra prefix|eagle|mtp|adaptive eagle3|tree per row
 LINES = {
     "test_acceptance.py": [
         (r"traversal_keeps.*\[(hub|distinct)", FULL),
-        (r"exactly\[(kseq-iid-topology10|traversal-hub)", MERGE),
         ("keep[s]?_at_least|k_seq_(with|goes)|both_keep_more|in_half|always_right", MERGE),
     ],
     "test_adaptive.py": [
@@ -132,7 +131,6 @@ LINES = {
         # variants of lines that stay, or the whole loop draws with them in the merge tier
         (r"\[(draft (one|itself|tree iid)|tree iid|hybrid self|self skip)\]", FULL),
         (r"\[(tables before|dspark few|horizontal c|(hybrid|adaptive) horiz)", FULL),
-        (r"\[cascade comb\]", MERGE),
         (
             r"\[((hybrid|adaptive) )?cascade|\[(speculator|hydra) prefix distinct|kangaroo|in turn",
             FULL,
@@ -157,7 +155,6 @@ LINES = {
     "test_feature_generations.py": [(r"a_generation.*\[eagle3\]", MERGE), (EVERYTHING, FULL)],
     "test_feature_refusals.py": MERGE,
     "test_greedy.py": [
-        (r"token_for_token.*\[cascade draft comb\]", MERGE),
         (
             r"\[(probed|windowed|sparse) draft\]"
             r"|for_token.*\[(hybrid (ssd|casc|hor)|(horizontal|cascade) |pass\]|ssd)",
