@@ -95,6 +95,8 @@ def page(header: dict, lines: list[dict]) -> str:
     text = (
         "# Trained heads side by side\n\n```sh\npython -m benchmarks.heads "
         + shlex.join(header["heads"])
+        + f" --prompts {header['prompts']}"
+        + (" --grown" if header.get("target") else "")
         + "\n```\n\n"
         f"{facts}.\n\nHeads of the embedded target on held-out prompts, in turn with plain "
         f"decoding{together}. τ: tokens that a round emits. *Rounds* and *whole*: "
