@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -22,16 +23,26 @@ from specjax.types import Draft, HeadTarget, Rule, Scores, SubNetwork, Target, V
 
 def bag(vocab, seed, features=6, sharpness=1.5):
     """A toy target and its weights."""
-    return Readable(vocab), _drawn_bag(vocab, features, seed, sharpness)
+    embed, out = _normals(seed, (vocab, features), (features, vocab))
+    return Readable(vocab), {"embed": jnp.asarray(embed), "out": jnp.asarray(sharpness * out)}
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _drawn_bag(vocab, features, seed, sharpness):
-    embed, out = jax.random.split(jax.random.key(seed))
-    return {
-        "embed": jax.random.normal(embed, (vocab, features)),
-        "out": sharpness * jax.random.normal(out, (features, vocab)),
-    }
+def _normals(seed, *shapes):
+    """What ``jax.random.normal`` draws, with a key each, for two shapes, on the host.
+
+    Toys of all sizes share the program that draws: a longer draw begins with the shorter one.
+    """
+    size = 1024
+    while size < max(map(math.prod, shapes)):
+        size *= 4
+    drawn = np.asarray(_pair_of_draws(seed, size))
+    return [x[: math.prod(shape)].reshape(shape) for x, shape in zip(drawn, shapes, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _pair_of_draws(seed, size):
+    keys = jax.random.split(jax.random.key(seed))
+    return jax.vmap(lambda key: jax.random.normal(key, (size,)))(keys)
 
 
 class Readable(HeadTarget, Bag):
@@ -123,13 +134,12 @@ def counted(vocab, order=2):
     return bigram.count(random.integers(0, vocab, (4, 6 * vocab)), vocab, order, least=1)
 
 
-@jax.jit
 def like(params, seed, noise=0.7):
     """Weights near ``params``: a drafter that is often, but not always, right."""
-    keys = jax.random.split(jax.random.key(seed), len(params))
+    drawn = _normals(seed, *(params[name].shape for name in sorted(params)))
     return {
-        name: x + noise * jax.random.normal(key, x.shape)
-        for key, (name, x) in zip(keys, sorted(params.items()), strict=True)
+        name: jnp.asarray(np.asarray(params[name]) + noise * x)
+        for name, x in zip(sorted(params), drawn, strict=True)
     }
 
 
