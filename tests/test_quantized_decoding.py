@@ -52,6 +52,7 @@ def test_greedy_text_of_every_drafter_is_the_plain_text_of_the_scheme(models, sc
         assert out.stats.approximate == f"target quantized to {SCHEMES[scheme]}"
 
 
+@pytest.mark.usefixtures("quick_compilation")
 def test_fault_a_product_a_group_off_in_wide_passes_changes_the_text(monkeypatch):
     """As a kernel would that took the scale of another group for several columns only."""
     lm = specjax.load("embedded-draft", quantize="int4")  # of two layers, so that it compiles soon
@@ -160,11 +161,11 @@ def test_a_scheme_that_cannot_be_saved_is_refused_before_anything_is_read(monkey
     assert "--output somewhere: there is no layout for fp8" in capsys.readouterr().err
 
 
-def test_models_that_cannot_be_compared_are_refused(models):
-    lm = specjax.load("embedded")
+def test_models_that_cannot_be_compared_are_refused():
+    lm, quantized_lm = (specjax.load("embedded-draft", quantize=x) for x in (None, "int8"))
     with pytest.raises(ValueError, match="model: .* is quantized; give the float model"):
-        specjax.quantization_error(models["int8"], lm, TEXTS[:1])
+        specjax.quantization_error(quantized_lm, lm, TEXTS[:1])
     with pytest.raises(ValueError, match="texts: they hold no token"):
-        specjax.quantization_error(lm, models["int8"], [])
+        specjax.quantization_error(lm, quantized_lm, [])
     with pytest.raises(ValueError, match="max_tokens=0"):
-        specjax.quantization_error(lm, models["int8"], TEXTS[:1], max_tokens=0)
+        specjax.quantization_error(lm, quantized_lm, TEXTS[:1], max_tokens=0)
