@@ -23,7 +23,7 @@ if DEVICES > 1:
     os.environ.setdefault("NPROC", str(DEVICES * THREADS_PER_DEVICE))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 HERE = pathlib.Path(__file__).parent
-MANY, OFTEN = 40_000, 16  # mappings of memory; tests between two checks of their number
+MANY, OFTEN = 30_000, 16  # mappings of memory; tests between two checks of their number
 ended = itertools.count()
 schedule = pytest.StashKey[tiers.Schedule]()
 
