@@ -93,12 +93,10 @@ def make_hydra(config: HydraTrainingConfig, setting: frozen.Setting) -> Heads:
         x = rows.seen_by(heads, steps)
         embedded = scale * target.embed(target_params, tokens).reshape(size, batch, length)
         found = []
-        for k, layers in enumerate(heads.heads):
+        for k in range(config.num_heads):
             after = embedded[:, :, 1 + k : 1 + k + steps].reshape(size, -1)
             x = jnp.concatenate([x, after], axis=0)
-            state = x
-            for layer in layers:
-                state = layer(state)
+            state = heads.state(k, x)
             if heads.lm_heads is None:
                 found.append((target.head_table(target_params), None, state))
             else:

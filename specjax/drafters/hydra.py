@@ -104,12 +104,21 @@ class HydraHeads(nnx.Module):
         layer = config.prefix
         self.prefix = None if layer is None else Decoder(layer, bare=True, **common)
 
+    def state(self, k: int, x: jax.Array) -> jax.Array:
+        """``[H, M]``, what the LM head reads of head ``k``, for columns ``x`` ``[(k + 2) H, M]``.
+
+        As in the authors' code, all layers after the first share their weights.
+        """
+        first, *shared = self.heads[k]
+        x = first(x)
+        for _ in range(1, self.config.num_layers):
+            x = shared[0](x)
+        return x
+
     def head_logits(self, k: int, x: jax.Array, batch: int, target, params) -> jax.Array:
         """Logits float32 ``[B, N, V]`` of head ``k`` (counted from 0), for columns ``x``
         ``[(k + 2) H, B * N]``."""
-        x = self.heads[k][0](x)
-        for _ in range(1, self.config.num_layers):
-            x = self.heads[k][1](x)
+        x = self.state(k, x)
         if self.lm_heads is None:
             return target.head(params, x, batch)
         own = self.lm_heads[k]
