@@ -111,6 +111,7 @@ DELAYS = {
         (r"at_once\[(0.0-None|1.0-vocab2)|all_positions\[(hydra|pretrain)\]", FULL),
     ],
     "train/test_losses.py": [(r"whole\[3|understate.*\[(tvd|jsd|kl_tv)", FULL)],
+    "train/test_own_drafts.py": [(r"\[laws after", MERGE)],
     "train/test_optimizer.py": [(r"muon.*shape1", FULL)],
     "train/test_specdec_recipe.py": [("needs_texts", FULL)],
     "train/test_streaks.py": [("through the weights", FULL)],
