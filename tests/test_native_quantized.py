@@ -332,7 +332,9 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_read():
 
 
 OTHER_WAYS = ("-DSPECJAX_WITHOUT_DOTS", "-mno-avx512f", "-mno-avx2", "-mno-avx")
-NARROWER = OTHER_WAYS if platform.machine() == "x86_64" else ()
+TILES = {"amx_tile", "amx_int8"} <= compiler.processor_features()
+WITHOUT_TILES = ("-DSPECJAX_WITHOUT_TILES",) if TILES else ()  # elsewhere the usual library has none
+NARROWER = (*WITHOUT_TILES, *OTHER_WAYS) if platform.machine() == "x86_64" else ()
 
 
 @needs_kernels

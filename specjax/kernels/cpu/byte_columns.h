@@ -145,15 +145,18 @@ inline FewColumns PackFew(const float* x, int64_t in, int64_t columns, bool four
 }
 
 // Columns side by side, kLanes of them in a group: for every block of inputs the high bytes, then the
-// low ones, each [inputs / 4, kLanes, 4], filled up with zeros to whole tiles.
+// low ones, each [inputs / 4, kLanes, 4], filled up with zeros to whole tiles. In `halves` a group has
+// half as many, whose high bytes lie in the lower lanes, and the low ones in the upper.
 struct ManyColumns {
   int32_t* words;
   int32_t* sums;   // [groups, tiles, kLanes]: of each tile 8 times the sum of the inputs
   int32_t* parts;  // [groups, blocks, 2, kLanes]: of each block 128 times the sums of the bytes
   float* scales;   // [groups, blocks, kLanes]
   int64_t in, columns, stride;  // numbers between the inputs of a column of x
+  bool halves;
 
-  int64_t Groups() const { return (columns + kLanes - 1) / kLanes; }
+  int64_t Width() const { return halves ? kLanes / 2 : kLanes; }
+  int64_t Groups() const { return (columns + Width() - 1) / Width(); }
   int64_t Blocks() const { return (in + kDeep - 1) / kDeep; }
   int64_t Tiles() const { return (in + kTile - 1) / kTile; }
   static int64_t Steps(int64_t inputs) { return (inputs + kTile - 1) / kTile * (kTile / 4); }
@@ -172,9 +175,8 @@ struct ManyColumns {
 
   // A block of a group of x.
   void Pack(const float* x, int64_t group, int64_t k) const {
-    const int64_t deep = std::min(in - k, kDeep), steps = Steps(deep), first = group * kLanes;
-    const int64_t left = columns - first;
-    const __mmask16 held = left >= kLanes ? 0xffff : (1u << left) - 1;
+    const int64_t deep = std::min(in - k, kDeep), steps = Steps(deep), first = group * Width();
+    const __mmask16 held = (1u << std::min(Width(), columns - first)) - 1;
     const auto load = [&](int64_t i) {
       return i < deep ? _mm512_maskz_loadu_ps(held, x + (k + i) * stride + first) : _mm512_setzero_ps();
     };
@@ -206,8 +208,9 @@ struct ManyColumns {
         h = _mm512_or_si512(h, _mm512_slli_epi32(_mm512_and_si512(number.high, byte), 8 * i));
         l = _mm512_or_si512(l, _mm512_slli_epi32(_mm512_and_si512(number.low, byte), 8 * i));
       }
+      if (halves) h = _mm512_inserti64x4(h, _mm512_castsi512_si256(l), 1);
       _mm512_storeu_si512(high + s * kLanes, h);
-      _mm512_storeu_si512(low + s * kLanes, l);
+      if (!halves) _mm512_storeu_si512(low + s * kLanes, l);
       if (s % (kTile / 4) == kTile / 4 - 1) {
         const __m512i all = _mm512_add_epi32(_mm512_slli_epi32(upper, 8), lower);
         const __m512i sum = _mm512_slli_epi32(_mm512_sub_epi32(all, before), 3);
@@ -220,12 +223,13 @@ struct ManyColumns {
   }
 };
 
-// The first `columns` of x [in, stride] -> ManyColumns, in memory of this thread.
+// The first `columns` of x [in, stride] -> ManyColumns, in memory of this thread. A tile more of words
+// than there are may be read.
 inline ManyColumns PackMany(ffi::ThreadPool& pool, const float* x, int64_t in, int64_t columns,
-                            int64_t stride) {
-  ManyColumns made{nullptr, nullptr, nullptr, nullptr, in, columns, stride};
+                            int64_t stride, bool halves) {
+  ManyColumns made{nullptr, nullptr, nullptr, nullptr, in, columns, stride, halves};
   const int64_t groups = made.Groups(), tiles = made.Tiles(), blocks = made.Blocks();
-  made.words = reinterpret_cast<int32_t*>(Scratch(2, groups * tiles * kTile * (2 * kLanes / 4)));
+  made.words = reinterpret_cast<int32_t*>(Scratch(2, (groups * tiles + 1) * kTile * (2 * kLanes / 4)));
   made.sums = reinterpret_cast<int32_t*>(Scratch(3, groups * (tiles + 3 * blocks) * kLanes));
   made.parts = made.sums + groups * tiles * kLanes;
   made.scales = reinterpret_cast<float*>(made.parts + groups * 2 * blocks * kLanes);

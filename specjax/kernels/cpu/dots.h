@@ -7,19 +7,15 @@
 #ifndef SPECJAX_DOTS_H_
 #define SPECJAX_DOTS_H_
 
+#include "amx.h"
 #include "bfloat16.h"
 #include "few_columns.h"
 #include "tasks.h"
 #include "vectors.h"
 
-// GCC before 11 knows neither.
+// GCC before 11 does not know them.
 #if defined(__AVX512BW__) && defined(__linux__) && (defined(__clang__) || __GNUC__ >= 11)
 #include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#if !defined(SPECJAX_WITHOUT_TILES)
-#define SPECJAX_TILES
-#endif
 #if !defined(SPECJAX_WITHOUT_DOTS) && (defined(__AVX512BF16__) || !defined(__clang__))
 #define SPECJAX_DOTS  // Clang's assembler knows only what it compiles for
 #endif
@@ -31,19 +27,11 @@ enum Way { kWiden, kDots, kTiles };
 
 // The best way that this processor, and its operating system, have.
 inline Way BestWay() {
-#if defined(SPECJAX_TILES) || defined(SPECJAX_DOTS)
-  uint32_t a, b, c, d;
-#endif
 #if defined(SPECJAX_TILES)
-  constexpr uint32_t kTileBits = 1u << 24 | 1u << 22;        // AMX-TILE, AMX-BF16
-  constexpr int64_t kAskFor = 0x1023, kTileData = 18;        // ARCH_REQ_XCOMP_PERM
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTileBits) == kTileBits) {
-    uint32_t low, high;
-    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    if ((low >> 17 & 3) == 3 && syscall(SYS_arch_prctl, kAskFor, kTileData) == 0) return kTiles;
-  }
+  if (HasTilesOf(kHalfTiles)) return kTiles;
 #endif
 #if defined(SPECJAX_DOTS)
+  uint32_t a, b, c, d;
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 5 & 1) return kDots;
 #endif
   return kWiden;
@@ -144,13 +132,6 @@ constexpr auto kDotRows = DotTable(Counts{});
 // A tile holds 16 rows of 64 bytes: weights of 16 outputs and kDepth inputs, or of kDepth / 2 pairs
 // of inputs and 16 columns, or their 16 x 16 sums.
 constexpr int64_t kTile = 16, kDepth = 32;
-#define WITH_TILES __attribute__((target("amx-tile,amx-bf16")))
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};  // of a row
-  uint8_t rows[16] = {};
-};
 
 // x [in, columns] -> for every 16 columns [pairs of inputs, columns, 2]; zeros fill up the inputs.
 inline const Half* PackTiles(const Half* x, int64_t in, int64_t columns) {
@@ -174,13 +155,6 @@ inline const Half* PackTiles(const Half* x, int64_t in, int64_t columns) {
   }
   return reinterpret_cast<const Half*>(packed);
 }
-
-#define TILE_ZERO(t) asm volatile("tilezero %%tmm" #t ::)
-#define TILE_LOAD(t, p, stride) \
-  asm volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"(int64_t(stride)) : "memory")
-#define TILE_STORE(t, p, stride) \
-  asm volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"(int64_t(stride)) : "memory")
-#define TILE_DOT(sum, w, x) asm volatile("tdpbf16ps %%tmm" #x ", %%tmm" #w ", %%tmm" #sum ::)
 
 constexpr int64_t kPitch = 2 * kTile;  // floats of a row of sums: of two tiles
 
@@ -216,13 +190,13 @@ WITH_TILES void TileRows(const Half* upper, const Half* lower, int64_t in, const
     }
     TILE_LOAD(6, x + k * n, 4 * n);
     TILE_LOAD(4, a, stride);
-    TILE_DOT(0, 4, 6);
+    TILE_HALVES(0, 4, 6);
     TILE_LOAD(5, b, stride);
-    TILE_DOT(1, 5, 6);
+    TILE_HALVES(1, 5, 6);
     if constexpr (kTwo) {
       TILE_LOAD(7, second + k * more, 4 * more);
-      TILE_DOT(2, 4, 7);
-      TILE_DOT(3, 5, 7);
+      TILE_HALVES(2, 4, 7);
+      TILE_HALVES(3, 5, 7);
     }
   }
   constexpr int64_t kBytes = 4 * kPitch;
@@ -252,7 +226,7 @@ WITH_TILES inline void TileTask(const Half* w, int64_t out, int64_t in, const Ha
     for (int t : {0, 1, 6}) config.bytes[t] = 4 * n;
     for (int t : {2, 3, 7}) config.bytes[t] = 4 * std::max<int64_t>(more, 1);
     for (int t : {4, 5}) config.bytes[t] = 2 * kDepth;
-    asm volatile("ldtilecfg %0" ::"m"(config));
+    TILES_AS(config);
     const Half *x = packed + m * length, *second = x + n * length;
     for (int64_t r = begin; r < begin + height; r += 2 * kTile) {
       // the last tiles overlap those before them: what they share is written once
@@ -269,7 +243,7 @@ WITH_TILES inline void TileTask(const Half* w, int64_t out, int64_t in, const Ha
       put(sums + kTile * kPitch, lower, next);
     }
   }
-  asm volatile("tilerelease" ::);
+  TILES_FREE();
 }
 
 #endif  // SPECJAX_TILES

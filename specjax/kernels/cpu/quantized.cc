@@ -6,6 +6,7 @@
 // bytes, so are weights of eight bits with one scale a row (byte_dots.h) and weights of four bits
 // without zeros (nibble_dots.h), and both with any number of columns (byte_tiles.h).
 
+#include "amx_bytes.h"
 #include "byte_dots.h"
 #include "byte_tiles.h"
 #include "nibble_dots.h"
@@ -204,6 +205,18 @@ constexpr std::array<Rows, sizeof...(M)> Table(std::integer_sequence<int, M...>)
 constexpr std::array<std::array<Rows, kFew>, 3> kRows = {
     {Table<kChannel>(Counts{}), Table<kEight>(Counts{}), Table<kFour>(Counts{})}};
 
+#if defined(SPECJAX_BYTE_DOTS)
+// Products of rows in eight and in four bits with many columns: by dot products, and by tiles.
+using ManyBy = void (*)(const TallRows&, const ManyColumns&, float*, To);
+constexpr ManyBy kProducts[2][2] = {{&TallProducts<false>, &TallProducts<true>},
+#if defined(SPECJAX_TILES)
+                                    {&TileProducts<false>, &TileProducts<true>}
+#else
+                                    {nullptr, nullptr}
+#endif
+};
+#endif
+
 // x [in, columns]; of each weight three arrays: values int8 [out, in] or uint8 [out, in / 2], scales
 // float32 [out, groups], zeros int8 [out, groups] or none at all [0] -> results [out, columns] each,
 // or, with `transpose_out`, [columns, out].
@@ -241,7 +254,7 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
   }
   const int64_t rows = TaskRows(pool, total_bytes, total);
 #if defined(SPECJAX_BYTE_DOTS)
-  const bool dots = HasByteDots(), many = columns >= kManyColumns;
+  const bool dots = HasByteDots();
   const auto eight = [=](const Part& part) { return dots && part.kind == kChannel; };
   const auto four = [=](const Part& part) {
     return dots && part.kind == kFour && part.weight.zeros == nullptr;
@@ -249,20 +262,25 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
   const auto as_bytes = [=](const Part& part) { return eight(part) || four(part); };
   const auto first = parts.begin(), end = first + count;
   const bool eights = std::any_of(first, end, eight), fours = std::any_of(first, end, four);
+  const bool tiles = HasByteTiles() && columns >= kEightColumns && (!fours || columns >= kFourColumns);
+  const bool many = tiles || columns >= kManyColumns;
   if (many && (eights || fours)) {
     std::array<Part, kMost> tall;
     const auto last = std::copy_if(first, end, tall.begin(), as_bytes);
-    const int64_t tasks = DivideParts(tall.data(), last - tall.begin(), kTallRows);
-    for (int64_t column = 0; column < columns; column += kMostColumns) {
-      const int64_t some = std::min(kMostColumns, columns - column);
-      const ManyColumns packed = PackMany(pool, x.typed_data() + column, in, some, columns);
+    const int64_t rows = tiles ? TaskRows(pool, total * in, total, kAmxRows) : kTallRows;
+    const int64_t tasks = DivideParts(tall.data(), last - tall.begin(), rows);
+    const int64_t most = tiles ? kAmxColumns : kMostColumns;
+    for (int64_t column = 0; column < columns; column += most) {
+      const int64_t some = std::min(most, columns - column);
+      const bool halves = tiles && some <= kLanes / 2;
+      const ManyColumns packed = PackMany(pool, x.typed_data() + column, in, some, columns, halves);
       Parallel(pool, tasks, [=](int64_t task) {
-        const auto [part, begin, height] = ShareOf(tall.data(), task, kTallRows);
+        const auto [part, begin, height] = ShareOf(tall.data(), task, rows);
         const To to{transpose_out ? 1 : columns, transpose_out ? part->out : 1, false};
         const Weight w = part->weight.From(begin);
-        const TallRows rows{w.values, w.scales, w.bytes, w.groups, w.group, height};
+        const TallRows held{w.values, w.scales, w.bytes, w.groups, w.group, height};
         float* y = part->result + begin * to.down + column * to.across;
-        (part->kind == kFour ? TallProducts<true> : TallProducts<false>)(rows, packed, y, to);
+        kProducts[tiles][part->kind == kFour](held, packed, y, to);
       });
     }
     count = std::remove_if(first, end, as_bytes) - first;

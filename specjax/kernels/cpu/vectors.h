@@ -147,8 +147,10 @@ class Fetch {
   ALWAYS_INLINE Fetch(const void* p, int64_t bytes, int64_t stride)
       : at_(static_cast<const char*>(p)), lines_((bytes + kLine - 1) / kLine),
         gap_(stride - lines_ * kLine) {}
+  // Into the L1 cache, or at kLevel 2 the L2 cache.
+  template <int kLevel = 1>
   ALWAYS_INLINE void Next() {
-    __builtin_prefetch(at_);
+    __builtin_prefetch(at_, 0, 4 - kLevel);
     at_ += kLine;
     if (++line_ == lines_) line_ = 0, at_ += gap_;
   }
