@@ -25,7 +25,7 @@ class Quantized:
         values of 0 to 15 a byte: of every 32 inputs, byte ``j`` holds input ``j`` in its low and
         ``j + 16`` in its high bits.
       scale: float32 ``[..., out, G]``.
-      zero: int8 ``[..., out, G]``; None: 0 of eight bits, and 8 of four.
+      zero: int8 ``[..., out, G]``, of four bits 0 to 16; None: 0 of eight bits, and 8 of four.
     """
 
     qvalue: Any

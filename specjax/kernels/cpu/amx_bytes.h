@@ -156,7 +156,7 @@ WITH_TILES void FourRows(const Meeting& at, float* made) {
 // The signed bytes for which the values of rows of four bits stand, k ... k + deep - 1, in rows of
 // kDeep bytes.
 inline void OpenNibbles(const TallRows& w, int64_t k, int64_t deep, int64_t rows, int8_t* to) {
-  const __m512i mask = _mm512_set1_epi8(15), middle = _mm512_set1_epi8(8);
+  const __m512i mask = _mm512_set1_epi8(15), middle = _mm512_set1_epi8(kMiddle);
   const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
   const __m512i second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
   for (int64_t r = 0; r < rows; ++r) {
@@ -167,7 +167,11 @@ inline void OpenNibbles(const TallRows& w, int64_t k, int64_t deep, int64_t rows
       const __m512i both = _mm512_maskz_loadu_epi8(held, from + i / 2);
       const __m512i low = _mm512_and_si512(both, mask);
       const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
-      const __m512i even = _mm512_sub_epi8(low, middle), odd = _mm512_sub_epi8(high, middle);
+      const __m512i zero = w.zeros == nullptr
+                               ? middle
+                               : TileZeros(w.zeros + r * w.groups, w.group, k + i,
+                                           std::min<int64_t>(4, (deep - i) / kTile));
+      const __m512i even = _mm512_sub_epi8(low, zero), odd = _mm512_sub_epi8(high, zero);
       int8_t* place = to + r * kDeep + i;
       _mm512_storeu_si512(place, _mm512_permutex2var_epi64(even, first, odd));
       _mm512_storeu_si512(place + kBytes, _mm512_permutex2var_epi64(even, second, odd));
@@ -222,8 +226,7 @@ WITH_TILES void TileProducts(const TallRows& w, const ManyColumns& x, float* y, 
       TILES_AS(config);
       configured = rows;
     }
-    const TallRows some{w.values + begin * w.bytes, w.scales + begin * w.groups, w.bytes, w.groups,
-                        w.group, rows};
+    const TallRows some = w.From(begin, rows);
     const auto run = pick(rows > kLanes, x.halves);
     To where = to;
     for (int64_t k = 0; k < x.in; k += kDeep, where.add = true) {

@@ -2,8 +2,8 @@
 //
 // A column is rounded to 16 bits, with one scale for every kDeep inputs (a block), and held as two
 // bytes an input: 256 high + low. Rounding changes every input by about 2^-16 of the largest one of its
-// block at most; where that is 1e-30 or less, all are zero. Few columns lie one after the other (FewColumns); many lie side by side (ManyColumns).
-// Both hold the same numbers.
+// block at most; where that is 1e-30 or less, all are zero. Few columns lie one after the other
+// (FewColumns); many lie side by side (ManyColumns). Both hold the same numbers.
 
 #ifndef SPECJAX_BYTE_COLUMNS_H_
 #define SPECJAX_BYTE_COLUMNS_H_
@@ -40,6 +40,23 @@ constexpr float kMostSixteen = 32639;  // 256 * 127 + 127
 template <typename Sum>
 ALWAYS_INLINE void AddDots(Sum& sum, __m512i bytes, __m512i signed_bytes) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(bytes), "v"(signed_bytes));
+}
+
+// Weights of four bits stand for value - zero, zeros from 0 to 16; as bytes they are kMore more, so
+// that none is negative, and kMore times the sum of the inputs is taken off the products again.
+constexpr int kMore = 16, kMiddle = 8;  // kMiddle: the zero of weights that have none of their own
+
+// The zeros of `tiles`, up to four, from input k on, of a row [groups], each in the 16 bytes of a tile.
+ALWAYS_INLINE __m512i TileZeros(const int8_t* zeros, int64_t group, int64_t k, int64_t tiles) {
+  uint32_t four = 0;
+  if (group == kTile && tiles == 4) {
+    std::memcpy(&four, zeros + k / kTile, sizeof four);
+  } else {
+    for (int64_t t = 0; t < tiles; ++t)
+      four |= uint32_t{static_cast<uint8_t>(zeros[(k + t * kTile) / group])} << 8 * t;
+  }
+  const IntVec each = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
+  return _mm512_shuffle_epi8(_mm512_set1_epi32(four), reinterpret_cast<__m512i>(each * 0x01010101));
 }
 
 ALWAYS_INLINE Vec Floats(__m512i v) { return __builtin_convertvector(reinterpret_cast<IntVec>(v), Vec); }
@@ -127,7 +144,7 @@ inline FewColumns PackFew(const float* x, int64_t in, int64_t columns, bool four
       for (int64_t i = 0; i < length; i += kBytes) {
         AddDots(upper, ones, _mm512_loadu_si512(high + i));
         AddDots(lower, ones, _mm512_loadu_si512(low + i));
-        if (four && i % unit != 0) {  // each tile's sum in four lanes; values of 0 to 15 mean -8 to 7
+        if (four && i % unit != 0) {  // each tile's sum in four lanes, kMiddle times
           __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(upper, 8), lower);
           sum = _mm512_add_epi32(sum, _mm512_shuffle_epi32(sum, _MM_PERM_CDAB));
           sum = _mm512_add_epi32(sum, _mm512_shuffle_epi32(sum, _MM_PERM_BADC));
@@ -149,7 +166,7 @@ inline FewColumns PackFew(const float* x, int64_t in, int64_t columns, bool four
 // half as many, whose high bytes lie in the lower lanes, and the low ones in the upper.
 struct ManyColumns {
   int32_t* words;
-  int32_t* sums;   // [groups, tiles, kLanes]: of each tile 8 times the sum of the inputs
+  int32_t* sums;   // [groups, tiles, kLanes]: of each tile kMore times the sum of the inputs
   int32_t* parts;  // [groups, blocks, 2, kLanes]: of each block 128 times the sums of the bytes
   float* scales;   // [groups, blocks, kLanes]
   int64_t in, columns, stride;  // numbers between the inputs of a column of x
@@ -213,7 +230,7 @@ struct ManyColumns {
       if (!halves) _mm512_storeu_si512(low + s * kLanes, l);
       if (s % (kTile / 4) == kTile / 4 - 1) {
         const __m512i all = _mm512_add_epi32(_mm512_slli_epi32(upper, 8), lower);
-        const __m512i sum = _mm512_slli_epi32(_mm512_sub_epi32(all, before), 3);
+        const __m512i sum = _mm512_slli_epi32(_mm512_sub_epi32(all, before), 4);
         _mm512_storeu_si512(Sums(group, k + 4 * s), sum);
         before = all;
       }

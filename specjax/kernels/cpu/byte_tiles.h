@@ -53,8 +53,24 @@ ALWAYS_INLINE void Turn(__m512i* r) {
 struct TallRows {
   const uint8_t* values;
   const float* scales;
+  const int8_t* zeros;  // of four bits, or null
   int64_t bytes, groups, group, rows;
+
+  TallRows From(int64_t row, int64_t count) const {
+    const int64_t at = row * groups;
+    return {values + row * bytes, scales + at, zeros == nullptr ? zeros : zeros + at, bytes, groups,
+            group, count};
+  }
 };
+
+// kMore less the zeros of a tile, each in the four bytes of a lane: of `rows` rows from `first` on.
+ALWAYS_INLINE __m512i RowsMore(const TallRows& w, int64_t first, int64_t rows, int64_t tile) {
+  if (w.zeros == nullptr) return _mm512_set1_epi8(kMore - kMiddle);
+  IntVec more = {};
+  const int8_t* zeros = w.zeros + first * w.groups + tile * kTile / w.group;
+  for (int64_t r = 0; r < rows; ++r) more[r] = kMore - zeros[r * w.groups];
+  return reinterpret_cast<__m512i>(more * 0x01010101);
+}
 
 // The inputs k ... k + deep - 1 of the rows as bytes from 0 to 255, [inputs / 4, tall, 16 rows, 4];
 // where weights have four bits, the scales too, [tiles, tall, 16 rows].
@@ -80,13 +96,15 @@ void PackTall(const TallRows& w, int64_t k, int64_t deep, int tall, uint8_t* to,
       };
       if constexpr (kFour) {  // 16 bytes are a tile, 4 of them the inputs of a step and of one later
         const int64_t tiles = std::min<int64_t>(4, (length - i) / 16);
-        for (int64_t t = 0; t < tiles; ++t)
+        for (int64_t t = 0; t < tiles; ++t) {
+          const __m512i more = RowsMore(w, v * kLanes, rows, (k + 2 * i) / kTile + t);
           for (int j = 0; j < 4; ++j) {
             const __m512i both = r[4 * t + j];
             const int64_t step = (i / 16 + t) * 8 + j;
-            put(step, _mm512_and_si512(both, low));
-            put(step + 4, _mm512_and_si512(_mm512_srli_epi16(both, 4), low));
+            put(step, _mm512_add_epi8(_mm512_and_si512(both, low), more));
+            put(step + 4, _mm512_add_epi8(_mm512_and_si512(_mm512_srli_epi16(both, 4), low), more));
           }
+        }
       } else {
         const int64_t steps = std::min<int64_t>(kLanes, ManyColumns::Steps(deep) - i / 4);
         for (int64_t s = 0; s < steps; ++s) put(i / 4 + s, _mm512_xor_si512(r[s], turn));

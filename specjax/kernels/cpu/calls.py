@@ -199,8 +199,9 @@ def fits(weight) -> bool:
 def fits_bytes(weight) -> bool:
     """Whether ``quantized_dots`` multiplies the bytes of such a weight, of which ``fits`` is true,
     on processors with AVX-512 VNNI, and takes any number of columns there."""
-    few_bits = weight.qvalue.dtype == jnp.uint8
-    return weight.zero is None and (few_bits or weight.scale.shape[1] == 1)
+    if weight.qvalue.dtype == jnp.uint8:
+        return True
+    return weight.zero is None and weight.scale.shape[1] == 1
 
 
 @quantized_dots.defjvp

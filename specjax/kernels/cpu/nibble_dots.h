@@ -1,5 +1,5 @@
-// Products of rows of four-bit weights, which mean -8 to 7 times the scale of their group of inputs,
-// with a few columns by the processor's own dot products of bytes (AVX-512 VNNI).
+// Products of rows of four-bit weights, of which value - zero is multiplied by the scale of their group
+// of inputs, with a few columns by the processor's own dot products of bytes (AVX-512 VNNI).
 //
 // The products of a tile of 32 inputs are summed exactly, and the sum is rounded once and multiplied
 // by the scale of the weights. Every fourth tile adds to the same one of four sums of floats, which are
@@ -17,10 +17,11 @@ namespace {
 
 #if defined(SPECJAX_BYTE_DOTS)
 
-// Rows of weights of four bits without zeros.
+// Rows of weights of four bits.
 struct NibbleRows {
   const uint8_t* values;  // [rows, in / 2]
   const float* scales;    // [rows, groups]
+  const int8_t* zeros;    // the same, or null
   int64_t bytes, groups, group;
 };
 
@@ -46,7 +47,7 @@ ALWAYS_INLINE Vec TileScales(const NibbleRows& w, int64_t k, int64_t tiles, cons
 
 // y[r, m] for `rows` rows, up to four, and M columns over the inputs k ... end - 1, of which a block
 // of x consists. Rows `ahead` are fetched.
-template <int M>
+template <int M, bool kZeros>
 ALWAYS_INLINE void FewNibbles(const NibbleRows& w, const FewColumns& x, int64_t column, float* y,
                               int64_t k, int64_t end, int64_t rows, int64_t ahead, To to) {
   constexpr int R = kNibbleRows;
@@ -67,6 +68,13 @@ ALWAYS_INLINE void FewNibbles(const NibbleRows& w, const FewColumns& x, int64_t 
       const __m512i both = _mm512_maskz_loadu_epi8(held, w.values + at[r] * w.bytes + k / 2);
       even[r] = _mm512_and_si512(both, mask);
       odd[r] = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+      if constexpr (kZeros) {
+        const __m512i zeros =
+            TileZeros(w.zeros + at[r] * w.groups, w.group, k, left / (kTile / 2));
+        const __m512i more = _mm512_sub_epi8(_mm512_set1_epi8(kMore), zeros);
+        even[r] = _mm512_add_epi8(even[r], more);
+        odd[r] = _mm512_add_epi8(odd[r], more);
+      }
       next.Next();
     }
     const Vec scale = TileScales(w, k, left / (kTile / 2), at);
@@ -91,7 +99,8 @@ ALWAYS_INLINE void FewNibbles(const NibbleRows& w, const FewColumns& x, int64_t 
       };
       const __m512i a = fold(s[0], s[1]), b = fold(s[2], s[3]);
       const __m512i sum = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-      const __m512i less = reinterpret_cast<__m512i>(x.sums[k / (2 * kBytes) * x.columns + column + m]);
+      __m512i less = reinterpret_cast<__m512i>(x.sums[k / (2 * kBytes) * x.columns + column + m]);
+      if constexpr (kZeros) less = _mm512_slli_epi32(less, 1);  // kMore times in place of kMiddle
       total[m] = Fma(Floats(_mm512_sub_epi32(sum, less)), scale, total[m]);
     }
   }
@@ -110,9 +119,11 @@ void NibblesBy(const NibbleRows& w, const FewColumns& x, int64_t column, float* 
                int64_t end, int64_t rows, To to) {
   const int64_t ahead = Fetch::Ahead(kNibbleRows, (end - k) / 2);
   for (int64_t r = 0; r < rows; r += kNibbleRows) {
-    const NibbleRows some{w.values + r * w.bytes, w.scales + r * w.groups, w.bytes, w.groups, w.group};
-    FewNibbles<M>(some, x, column, y + r * to.down, k, end, std::min<int64_t>(kNibbleRows, rows - r),
-                  ahead, to);
+    const int64_t at = r * w.groups;
+    const int8_t* zeros = w.zeros == nullptr ? w.zeros : w.zeros + at;
+    const NibbleRows some{w.values + r * w.bytes, w.scales + at, zeros, w.bytes, w.groups, w.group};
+    (w.zeros == nullptr ? &FewNibbles<M, false> : &FewNibbles<M, true>)(
+        some, x, column, y + r * to.down, k, end, std::min<int64_t>(kNibbleRows, rows - r), ahead, to);
   }
 }
 

@@ -4,7 +4,7 @@
 // its group; its products are those of these floats. Every column is summed in the same order,
 // however many there are and whichever thread computes the row. Where the processor multiplies
 // bytes, so are weights of eight bits with one scale a row (byte_dots.h) and weights of four bits
-// without zeros (nibble_dots.h), and both with any number of columns (byte_tiles.h).
+// (nibble_dots.h), and both with any number of columns (byte_tiles.h, amx_bytes.h).
 
 #include "amx_bytes.h"
 #include "byte_dots.h"
@@ -256,9 +256,7 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
 #if defined(SPECJAX_BYTE_DOTS)
   const bool dots = HasByteDots();
   const auto eight = [=](const Part& part) { return dots && part.kind == kChannel; };
-  const auto four = [=](const Part& part) {
-    return dots && part.kind == kFour && part.weight.zeros == nullptr;
-  };
+  const auto four = [=](const Part& part) { return dots && part.kind == kFour; };
   const auto as_bytes = [=](const Part& part) { return eight(part) || four(part); };
   const auto first = parts.begin(), end = first + count;
   const bool eights = std::any_of(first, end, eight), fours = std::any_of(first, end, four);
@@ -278,7 +276,7 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
         const auto [part, begin, height] = ShareOf(tall.data(), task, rows);
         const To to{transpose_out ? 1 : columns, transpose_out ? part->out : 1, false};
         const Weight w = part->weight.From(begin);
-        const TallRows held{w.values, w.scales, w.bytes, w.groups, w.group, height};
+        const TallRows held{w.values, w.scales, w.zeros, w.bytes, w.groups, w.group, height};
         float* y = part->result + begin * to.down + column * to.across;
         kProducts[tiles][part->kind == kFour](held, packed, y, to);
       });
@@ -311,7 +309,7 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
           return;
         }
         if (four(*part)) {
-          const NibbleRows some{w.values, w.scales, w.bytes, w.groups, w.group};
+          const NibbleRows some{w.values, w.scales, w.zeros, w.bytes, w.groups, w.group};
           kNibblesBy[few - 1](some, nibbles, m, at, k, stop, rows, to);
           return;
         }
