@@ -145,7 +145,7 @@ WITH_TILES void FourRows(const Meeting& at, float* made) {
     const float* scales = at.scales + (at.first + t * kTile) / at.group;
     Vec* to = total[t % 4];
     for (int64_t r = 0; r < rows; ++r, scales += groups)
-      to[r] = Fma(tiles[t % 2].Row(r), Vec{} + *scales, to[r]);
+      to[r] = Fma(tiles[t % 2].Row(r), All(*scales), to[r]);
   }
   for (int64_t r = 0; r < at.rows; ++r) {
     const Vec all = (total[0][r] + total[1][r]) + (total[2][r] + total[3][r]);
