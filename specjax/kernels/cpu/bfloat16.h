@@ -19,8 +19,12 @@ struct Pair : Half {};
 
 inline Vec Load(const Half* p) {
   const HalfVec half = *reinterpret_cast<const HalfVec*>(p);
+#if defined(__aarch64__)  // for which compilers convert one number after the other
+  return vreinterpretq_f32_u32(vshll_n_u16(half, 16));
+#else
   const IntVec bits = __builtin_convertvector(half, IntVec) << 16;
   return reinterpret_cast<const Vec&>(bits);
+#endif
 }
 inline float Number(Half x) {
   const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;

@@ -1,6 +1,7 @@
 // Numbers in float16 (IEEE binary16), and vectors of the floats that they stand for.
 //
-// Processors with AVX convert them by instructions; elsewhere integers do, to the same bits.
+// Processors with F16C and ARM's of 64 bits convert them by instructions; elsewhere integers do, to
+// the same bits.
 
 #ifndef SPECJAX_FLOAT16_H_
 #define SPECJAX_FLOAT16_H_
@@ -27,6 +28,9 @@ inline Vec Widen(HalfVec halves) { return _mm256_cvtph_ps(reinterpret_cast<__m12
 inline HalfVec NearestFloat16(Vec x) {
   return reinterpret_cast<HalfVec>(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
+#elif defined(__aarch64__)
+inline Vec Widen(HalfVec halves) { return vcvt_f32_f16(reinterpret_cast<float16x4_t>(halves)); }
+inline HalfVec NearestFloat16(Vec x) { return reinterpret_cast<HalfVec>(vcvt_f16_f32(x)); }
 #else
 constexpr int32_t kInfinity = 0x7f800000, kHalfInfinity = 0x7c00;
 constexpr int32_t kLeastNormal = 113 << 23;  // the bits of 2^-14, float16's least normal number

@@ -41,6 +41,51 @@ ALWAYS_INLINE IntVec Spread(const uint8_t* p) {
 #endif
 }
 
+#if defined(__aarch64__)
+// Bytes that are read at once. Compilers would widen them one after the other.
+constexpr int kRead = 16;
+// Registers that a row and a column take beside the sums, by Kind: those of bytes too.
+constexpr int kEach[] = {3, 3, 4};
+
+// The floats that the bytes 4 i ... 4 i + 3 stand for: each comes above zeros in a lane, as 2^24 times
+// its number.
+ALWAYS_INLINE Vec Four(int8x16_t bytes, int i) {
+  constexpr uint8_t kZero = 128;
+  const uint8x16_t first = {kZero, kZero, kZero, 0, kZero, kZero, kZero, 1,
+                            kZero, kZero, kZero, 2, kZero, kZero, kZero, 3};
+  const int8x16_t spread = vqtbl1q_s8(bytes, vaddq_u8(first, vdupq_n_u8(4 * i)));
+  return vcvtq_n_f32_s32(vreinterpretq_s32_s8(spread), 24);
+}
+
+// kRead signed bytes, and kRead bytes of two values each.
+struct Signed {
+  int8x16_t bytes;
+  ALWAYS_INLINE explicit Signed(const uint8_t* p) : bytes(vld1q_s8(reinterpret_cast<const int8_t*>(p))) {}
+  ALWAYS_INLINE Vec Floats(int i) const { return Four(bytes, i); }
+};
+struct Codes {
+  uint8x16_t bytes;
+  ALWAYS_INLINE explicit Codes(const uint8_t* p) : bytes(vld1q_u8(p)) {}
+  ALWAYS_INLINE Vec Low(int i) const { return Four(vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15))), i); }
+  ALWAYS_INLINE Vec High(int i) const { return Four(vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4)), i); }
+};
+#else
+constexpr int kRead = kLanes;
+constexpr int kEach[] = {1, 1, 2};
+
+struct Signed {
+  Vec floats;
+  ALWAYS_INLINE explicit Signed(const uint8_t* p) : floats(Widen(p)) {}
+  ALWAYS_INLINE Vec Floats(int) const { return floats; }
+};
+struct Codes {
+  IntVec bytes;
+  ALWAYS_INLINE explicit Codes(const uint8_t* p) : bytes(Spread(p)) {}
+  ALWAYS_INLINE IntVec Low(int) const { return bytes; }
+  ALWAYS_INLINE IntVec High(int) const { return bytes >> 4; }
+};
+#endif
+
 // The numbers for which the values of a group of inputs stand: scale (value - zero), rounded once
 // where there is a table of them, or where the product of scale and zero is exact, as by 0 and by 8.
 struct Group {
@@ -52,6 +97,8 @@ struct Group {
   ALWAYS_INLINE Vec Code(IntVec v) const {
     return _mm512_maskz_permutexvar_ps(-1, reinterpret_cast<__m512i>(v), table);
   }
+#elif defined(__aarch64__)
+  ALWAYS_INLINE Vec Code(Vec v) const { return Fma(v, scale, shift); }
 #else
   ALWAYS_INLINE Vec Code(IntVec v) const {
     return Fma(__builtin_convertvector(v & 15, Vec), scale, shift);
@@ -97,6 +144,16 @@ __attribute__((noinline)) void FinishRow(const int8_t* row, float scale, const f
   }
 }
 
+// kRead bytes of each of R rows, from byte `at` on.
+template <typename Bytes, int R, size_t... r>
+ALWAYS_INLINE std::array<Bytes, R> ReadRows(const Weight& w, int64_t at, std::index_sequence<r...>) {
+  return {{Bytes(w.values + r * w.bytes + at)...}};
+}
+template <typename Bytes, int R>
+ALWAYS_INLINE std::array<Bytes, R> ReadRows(const Weight& w, int64_t at) {
+  return ReadRows<Bytes, R>(w, at, std::make_index_sequence<R>{});
+}
+
 // y[r, m] = sum_k weight[r, k] x[m, k] over the inputs k ... end - 1, for R rows and M columns of
 // length `in`; in groups, k and end are multiples of kTile. Rows `ahead` are fetched.
 template <int R, int M, Kind kKind>
@@ -123,11 +180,15 @@ ALWAYS_INLINE void Narrow(const Weight& w, const float* x, float* y, int64_t in,
     constexpr int kStep = 64;  // a cache line of each row at a time
     for (; k + kStep <= end; k += kStep) {
       UNROLL
-      for (int j = 0; j < kStep; j += kLanes) {
-        Vec a[R];
+      for (int j = 0; j < kStep; j += kRead) {
+        const auto read = ReadRows<Signed, R>(w, k + j);
         UNROLL
-        for (int r = 0; r < R; ++r) a[r] = Once(Widen(w.values + r * w.bytes + k + j));
-        add(a, k + j);
+        for (int i = 0; i < kRead / kLanes; ++i) {
+          Vec a[R];
+          UNROLL
+          for (int r = 0; r < R; ++r) a[r] = Once(read[r].Floats(i));
+          add(a, k + j + i * kLanes);
+        }
       }
       fetch();
     }
@@ -148,27 +209,25 @@ ALWAYS_INLINE void Narrow(const Weight& w, const float* x, float* y, int64_t in,
         group[r] = Group(w.scales[at], zero, kKind == kFour);
       }
       for (; k < stop; k += kTile) {
-        if constexpr (kKind == kEight) {
+        constexpr int kBytes = kTile / shorter;
+        UNROLL
+        for (int j = 0; j < kBytes; j += kRead) {
+          const auto read = ReadRows<std::conditional_t<kKind == kFour, Codes, Signed>, R>(w, k / shorter + j);
           UNROLL
-          for (int j = 0; j < kTile; j += kLanes) {
-            Vec a[R];
-            UNROLL
-            for (int r = 0; r < R; ++r)
-              a[r] = Once(Fma(Widen(w.values + r * w.bytes + k + j), group[r].scale, group[r].shift));
-            add(a, k + j);
-          }
-        } else {
-          UNROLL
-          for (int j = 0; j < kTile / 2; j += kLanes) {
-            Vec low[R], high[R];
+          for (int i = 0; i < kRead / kLanes; ++i) {
+            const int64_t at = k + j + i * kLanes;
+            Vec a[R], high[R];
             UNROLL
             for (int r = 0; r < R; ++r) {
-              const IntVec both = Spread(w.values + r * w.bytes + k / 2 + j);
-              low[r] = Once(group[r].Code(both));
-              high[r] = Once(group[r].Code(both >> 4));
+              if constexpr (kKind == kEight) {
+                a[r] = Once(Fma(read[r].Floats(i), group[r].scale, group[r].shift));
+              } else {
+                a[r] = Once(group[r].Code(read[r].Low(i)));
+                high[r] = Once(group[r].Code(read[r].High(i)));
+              }
             }
-            add(low, k + j);
-            add(high, k + j + kTile / 2);
+            add(a, at);
+            if constexpr (kKind == kFour) add(high, at + kBytes);
           }
         }
         if (k % (kLine * shorter) == 0) fetch();
@@ -200,7 +259,7 @@ void NarrowRows(const Weight& w, const float* x, float* y, int64_t in, int64_t k
 using Rows = void (*)(const Weight&, const float*, float*, int64_t, int64_t, int64_t, int64_t, To);
 template <Kind kKind, int... M>
 constexpr std::array<Rows, sizeof...(M)> Table(std::integer_sequence<int, M...>) {
-  return {{&NarrowRows<M + 1, RowsOf(M + 1, kKind == kFour ? 2 : 1), kKind>...}};
+  return {{&NarrowRows<M + 1, RowsOf(M + 1, kEach[kKind]), kKind>...}};
 }
 constexpr std::array<std::array<Rows, kFew>, 3> kRows = {
     {Table<kChannel>(Counts{}), Table<kEight>(Counts{}), Table<kFour>(Counts{})}};

@@ -44,6 +44,8 @@ void Parallel(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
   while (shared->done.load(std::memory_order_acquire) < tasks) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
 #endif
   }
 }
