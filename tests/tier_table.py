@@ -249,6 +249,7 @@ LINES = {
         (EVERYTHING, MERGE),
     ],
     "test_notebook.py": FULL,
+    "test_other_processors.py": FULL,
     "test_other_vocabulary.py": [
         ("fault|refused_before|not_know|stand_for|on_the_host|several_spaces", DEFAULT),
         ("begins_a_text|without_room|up_to_seven", DEFAULT),
