@@ -57,6 +57,7 @@ FOLDERS = {
     ],
     "models/": FULL,
     "train/test_calibrate.py": DEFAULT,
+    "train/test_compare.py": DEFAULT,
     "train/test_config.py": MERGE,
     "train/test_losses.py": [
         (r"no_buffer_of_a_chunked|of_the_whole\[8|rkl|descending", FULL),

@@ -1,7 +1,8 @@
 """Recipe ``compare``: the held-out τ of several heads on the same trees, measured by decoding.
 
 Nothing is timed, so a busy machine gives the same table. The prompts are the last ones that ship
-with the package, from files on which nothing was trained.
+with the package, from files on which nothing was trained. Heads propose as in ``specjax.generate``:
+above temperature 0 they draw their tokens, but in trees that they grow by their own probabilities.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import jax
 import numpy as np
 
 import specjax
+from specjax.text import sibling_sampling
+from specjax.text.drafter_names import resolve_drafter
 
 from . import outlook
 from .config import ConfigError, RunConfig
@@ -62,6 +65,13 @@ def read_prompts(lm, count: int) -> tuple[np.ndarray, np.ndarray]:
     return tokens, lengths
 
 
+def drafter_of(lm, heads, temperature: float) -> specjax.types.Drafter:
+    """The drafter of loaded heads with the proposals that ``specjax.generate`` makes by default."""
+    sampling = specjax.Sampling(temperature=temperature)
+    how = sibling_sampling.wanted(specjax.Drafting(), sampling)
+    return resolve_drafter(lm, heads, how=how)[0]
+
+
 def run(config: CompareConfig, *, dry_run: bool = False) -> None:
     """Prints the table and writes it to ``output``."""
     lm = specjax.load(config.teacher)
@@ -71,12 +81,13 @@ def run(config: CompareConfig, *, dry_run: bool = False) -> None:
         for tree in config.trees
         for folder in config.heads
     ]
+    drafters = [drafter_of(lm, heads, config.temperature) for heads in loaded]
     print(f"{len(loaded)} rows, {config.num_prompts} prompts each")
     how = {name: getattr(config, name) for name in ("batch", "new_tokens", "temperature")}
     if dry_run:
         first = [x[: config.batch] for x in prompts]
         both = {"target": lm.params, "drafter": loaded[0].params}
-        seconds = outlook.seconds_of(lambda: decode_all(lm, loaded[0].drafter, both, *first, **how))
+        seconds = outlook.seconds_of(lambda: decode_all(lm, drafters[0], both, *first, **how))
         slots = first[0].shape[1] + config.new_tokens
         cache = jax.eval_shape(lambda: lm.target.init(lm.params, config.batch, slots))
         batches = len(loaded) * config.num_prompts // config.batch
@@ -98,14 +109,14 @@ def run(config: CompareConfig, *, dry_run: bool = False) -> None:
         "|---|---|---|---|---|---|",
     ]
     trees = [tree for tree in config.trees for _ in config.heads]
-    for heads, tree in zip(loaded, trees, strict=True):
+    for heads, drafter, tree in zip(loaded, drafters, trees, strict=True):
         both = {"target": lm.params, "drafter": heads.params}
-        found = decode_all(lm, heads.drafter, both, *prompts, **how)
+        found = decode_all(lm, drafter, both, *prompts, **how)
         tau, low, high = tau_of(found)
         shares = found["accepted_at"].sum(axis=0) / found["rounds"].sum()
         weights = sum(x.size for x in jax.tree.leaves(heads.params))
         lines.append(
-            f"| {heads.drafter.name} | {weights:,} | {tree} | {heads.drafter.num_draft} "
+            f"| {drafter.name} | {weights:,} | {tree} | {drafter.num_draft} "
             f"| {tau:.3f} [{low:.3f}, {high:.3f}] | {', '.join(f'{s:.0%}' for s in shares)} |"
         )
         print(lines[-1], flush=True)
