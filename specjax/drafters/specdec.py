@@ -219,7 +219,11 @@ class SpecDec(HeadDrafter):
         return jnp.maximum(state.begin - 1, 0)
 
     def _encode_prompt(self, network, state, context) -> SpecDecState:
-        """Encodes the prompts of rows in which they are new; the memory is copied only then."""
+        """Encodes the prompts of rows in which they are new; the memory is copied only then.
+
+        A branch alone would copy the memory in each round, a loop alone would encode in each round:
+        XLA computes what does not depend on the loop's state before the loop, though it never runs.
+        """
         begin, size = required(context.begin, "begin"), self.config.source
 
         def stale(state):
@@ -244,7 +248,13 @@ class SpecDec(HeadDrafter):
                 begin=begin,
             )
 
-        return jax.lax.while_loop(lambda state: jnp.any(stale(state)), encode, state)
+        def any_stale(state):
+            return jnp.any(stale(state))
+
+        def body(state):
+            return jax.lax.cond(any_stale(state), encode, lambda state: state, state)
+
+        return jax.lax.while_loop(any_stale, body, state)
 
     def _read_text(self, network, state, context) -> SpecDecState:
         """Reads what is lacking of the text before the root, in rows that draft."""

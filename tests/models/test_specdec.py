@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import shutil
 
 import jax
@@ -11,12 +12,13 @@ import pytest
 from asking import flat
 from encoder_decoders import FOLDER, decode, expected, model, with_tokenizer
 from flax import nnx
-from toys import heads
+from toys import bag, heads
 
 import specjax
 from specjax import trees
 from specjax.drafters.specdec import SpecDec, SpecDecConfig
 from specjax.models.hf import abstract
+from specjax.models.seq2seq.config import EncoderDecoderConfig
 from specjax.types import Context
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -198,6 +200,27 @@ def test_a_place_of_a_block_is_what_a_slow_pass_over_text_and_block_gives():
     hidden, _, _ = network.hidden(block, places, sees[None], network.remember(memory), lengths)
     slow = network.head(hidden, 3)[:, root + 1 :]
     np.testing.assert_allclose(said, slow, rtol=1e-4, atol=1e-4)
+
+
+def test_a_round_without_a_new_prompt_encodes_none():
+    """XLA moves whatever does not depend on a loop's state out of the loop; the encoder's products,
+    which are those of the library or XLA's, are to stay inside."""
+    target, _ = bag(16, 0)
+    sizes = dict(hidden_size=8, intermediate_size=8, num_encoder_layers=1, num_layers=1)
+    network = EncoderDecoderConfig(vocab_size=16, num_heads=2, head_dim=4, **sizes)
+    shape = SpecDecConfig(network=network, num_heads=2, mask_token=0, source=5)
+    drafter = SpecDec(config=shape, target=target)
+
+    def encoded(weights, state, context):
+        return drafter._encode_prompt(drafter.heads(weights), state, context)
+
+    tokens = jnp.zeros((2, 24), jnp.int32)
+    state = jax.eval_shape(lambda weights: drafter.init(weights, None, 2, 24), drafter.shapes)
+    context = context_of(tokens, [4, 4], begin=jnp.ones(2, jnp.int32))
+    text = jax.jit(encoded).lower(drafter.shapes, state, context).compile().as_text()
+    loops, always = text.split("\nENTRY ")
+    products = r" (?:custom-call|dot)\("
+    assert re.search(products, loops) and not re.search(products, always)
 
 
 # ------------------------------------------------------------------- files, text, refusals
