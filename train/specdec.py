@@ -4,8 +4,9 @@
         (1 - smoothing) * -log q_k(token) + smoothing * mean over x of -log q_k(x)
 
 The text is the target's own (sequence-level distillation). For an encoder-decoder target,
-``sources`` is a file of texts, one a line, and the target writes greedily what belongs to each; the
-pairs are kept in ``run.folder/pairs.npz``. For a decoder-only target, ``data.samples`` are files of
+``sources`` is a file of texts, one a line, or, for one that reads features (Whisper), a folder of
+``.npy`` files, one for each window; the target writes greedily what belongs to each, and its texts
+are kept in ``run.folder/pairs.npz``. For a decoder-only target, ``data.samples`` are files of
 the recipe ``regenerate``, and ``source`` tokens before what the target wrote are what is encoded.
 
 Each text has ``num_anchors`` blocks at random places, drawn anew in each step and computed in one
@@ -15,7 +16,8 @@ block whose best token is not the text's, floor(c m) random places of the block 
 token, and the others are learned; c falls from ``glance_start`` to ``glance_end`` in the course of
 the run. With ``glance_start=0 glance_end=0`` all places are masks.
 
-The encoder and the embeddings begin as the target's where they have their shape.
+The encoder and the embeddings, those of positions too, begin as the target's where they have their
+shape.
 
 A run writes its log and the drafter, and unlike those of other heads neither a report nor a card.
 
@@ -66,7 +68,8 @@ class SpecDecTrainingConfig:
     """The texts, the shape of the drafter, and its loss."""
 
     teacher: str = "embedded"  # the frozen target: a name or folder that specjax.load takes
-    sources: str = ""  # for a target with an encoder: a file of texts that it reads, one a line
+    sources: str = ""  # a target with an encoder: the texts of a file, or the windows of a folder
+    start_ids: tuple[int, ...] = ()  # that begin each text after features; (): the target's own
     source: int = 0  # tokens of the prompt that are encoded, for a decoder-only target; else 0
     num_heads: int = 8  # the masks of a block
     mask_token: int = -1  # whose embedding stands for a mask; -1: that which begins or ends a text
@@ -139,7 +142,8 @@ def make_specdec(config: SpecDecTrainingConfig, teacher: models.LM) -> tuple[Spe
     if params["embedding"].shape == table.shape:
         params["embedding"] = jnp.asarray(table, jnp.float32)
     if encodes(teacher):
-        params["encoder"] = _begun(params["encoder"], teacher.params["encoder"])
+        for name in {"encoder", "position_embedding"} & set(params):
+            params[name] = _begun(params[name], teacher.params[name])
     return drafter, params
 
 
@@ -165,6 +169,13 @@ def read(batch: dict, spare: int) -> Rows:
     )
 
 
+def encoded(config: EncoderDecoderConfig, batch: dict) -> dict:
+    """What the encoder reads of a batch."""
+    if config.reads == "features":
+        return {"features": batch["source"]}
+    return {"tokens": batch["source"], "lengths": batch["source_length"]}
+
+
 def heads_of(drafter: SpecDec, params, batch, rows: Rows, anchors, shown) -> list[chunks.Head]:
     """A head for each mask of blocks, over all anchors, as ``block.laid`` returns them, without the
     target's hidden states.
@@ -179,7 +190,7 @@ def heads_of(drafter: SpecDec, params, batch, rows: Rows, anchors, shown) -> lis
     network, (count, size) = drafter.heads(params), shown.shape[1:]
     length, rows_count = rows.hidden.shape[1], len(anchors)
     tokens = rows.tokens[:, :length]
-    memory, lengths = network.encode({"tokens": batch["source"], "lengths": batch["source_length"]})
+    memory, lengths = network.encode(encoded(network.config, batch))
     where = (anchors[:, :, None] + jnp.arange(size)).reshape(rows_count, -1)
     blocks = jnp.take_along_axis(rows.tokens, where, axis=1)
     blocks = jnp.where(shown.reshape(blocks.shape), blocks, drafter.config.mask_token)
@@ -275,14 +286,18 @@ def make_measure(drafter: SpecDec, config: SpecDecTrainingConfig):
 def make_decoded(config: SpecDecTrainingConfig, teacher: models.LM, drafter: SpecDec, held: Pairs):
     """Returns ``decoded(params) -> {"decoded_tau": ...}``, by greedy decoding of held-out texts."""
     count = min(config.decode_rows, len(held.text))
-    lengths = held.source_length[:count]
-    prompts = [held.source[n, : lengths[n]].tolist() for n in range(count)]
+    rows = [held.row(n) for n in range(count)]
+    if teacher.target.reads == "features":
+        given = dict(inputs=np.stack([row["source"] for row in rows])) if rows else {}
+        prompts = [row["tokens"][: held.num_given].tolist() for row in rows]
+    else:
+        prompts, given = [row["source"][: row["source_length"]].tolist() for row in rows], {}
 
     def decoded(params) -> dict[str, float]:
         if not count:
             return {}
-        room = config.data.length - 1
-        asked = dict(drafter=drafter, drafter_params=params, max_new_tokens=room)
+        room = config.data.length - held.num_given
+        asked = dict(drafter=drafter, drafter_params=params, max_new_tokens=room, **given)
         greedy = specjax.Sampling(temperature=0.0)
         stats = specjax.generate(teacher, prompts, sampling=greedy, **asked).stats
         return {DECODED: float(stats.emitted.sum() / max(stats.rounds.sum(), 1))}
@@ -315,9 +330,8 @@ def run(config: SpecDecTrainingConfig, *, dry_run: bool = False) -> None:
         tuple(np.stack([row[name] for row in rows[i : i + batch]]) for name in names)
         for i in range(0, kept, batch)
     ]
-    apart = Pairs(**{f.name: getattr(pairs, f.name)[held] for f in dataclasses.fields(Pairs)})
     cheap = make_evaluate(make_measure(drafter, config), {"": sets})
-    decoded = make_decoded(config, teacher, drafter, apart)
+    decoded = make_decoded(config, teacher, drafter, pairs.some(held))
     task = TrainingTask(
         loss=make_loss(drafter, config),
         params=params,

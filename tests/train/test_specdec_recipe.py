@@ -1,5 +1,6 @@
 """SpecDec learns from what its target writes, loads back, and drafts as it was taught."""
 
+import dataclasses
 import shutil
 import sys
 from pathlib import Path
@@ -180,6 +181,7 @@ def test_the_encoder_and_the_embeddings_begin_as_the_targets(texts):
         ("mask_token=999", "mask_token=999: the drafter's embedding table has 64 rows"),
         ("mask_token=0", "mask_token=0: .*% of the texts are this token"),
         ("source=4", "targets that read a prompt alone"),
+        ("start_ids=[1]", r"start_ids=\[1\]: .* has its own, which every text begins with"),
         ("sources=nowhere.txt", "sources='nowhere.txt': give a file of the texts"),
         ("data.eval_rows=12", "there are 12 texts, and 12 are held out"),
     ],
@@ -195,3 +197,78 @@ def test_a_decoder_only_target_needs_texts_of_its_own(place):
     made = config.load(specdec.Config, None, [teacher, *SMALL])
     with pytest.raises(config.ConfigError, match=r"source=0, data.samples=\[\].*give source=64"):
         specdec.run(made)
+
+
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory):
+    """A tiny Whisper, and a folder of windows of features, one ``.npy`` file each."""
+    root = tmp_path_factory.mktemp("specdec")
+    lm = specjax.load(with_tokenizer(shutil.copytree(FOLDER / "whisper", root / "whisper")))
+    shape, random = (lm.config.num_features, 2 * lm.config.max_source), np.random.default_rng(0)
+    (root / "windows").mkdir()
+    for n in range(12):
+        window = random.standard_normal(shape).astype(np.float32)
+        np.save(root / "windows" / f"{n}.npy", window)
+    return lm, root
+
+
+def words_of(heard, *words):
+    root = heard[1]
+    given = [f"teacher={root / 'whisper'}", f"sources={root / 'windows'}", *SMALL]
+    return [*given, f"run.folder={root / 'made'}", *words]
+
+
+def test_a_drafter_of_whisper_learns_what_the_target_writes_of_windows(heard):
+    lm, root = heard
+    assert main(["specdec", *words_of(heard, "start_ids=[3, 7]")]) == 0
+    rows = report.read(root / "made" / "log.jsonl")
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert len(losses) == 20 and np.mean(losses[-4:]) < 0.9 * np.mean(losses[:4])
+    with np.load(root / "made" / pairs.PAIRS) as kept:
+        assert (kept["text"][:, :2] == [3, 7]).all()
+    found = specjax.load_drafter(root / "made" / "model", lm)
+    given = dict(inputs=np.load(root / "windows" / "3.npy"), max_new_tokens=8, stop=())
+    given["sampling"] = specjax.Sampling(temperature=0.0)
+    plain = specjax.generate(lm, drafter=None, **given)
+    drafted = specjax.generate(lm, drafter=found, **given)
+    assert drafted.texts == plain.texts
+
+
+def test_the_tokens_that_begin_every_text_are_not_learned():
+    text = np.asarray([[7, 8, 9, 1, 2, 0]])
+    one = np.ones(1, np.int32)
+    written = pairs.Pairs(one[None], one, text, 5 * one, num_given=3).row(0)
+    np.testing.assert_array_equal(written["weight"], [0, 0, 1, 1, 0])
+
+
+def test_what_begins_in_a_drafter_of_whisper_is_the_targets(heard):
+    lm, _ = heard
+    _, params = specdec.make_specdec(config.load(specdec.Config, None, words_of(heard)), lm)
+    for name in ("embedding", "position_embedding"):
+        np.testing.assert_array_equal(params[name], lm.params[name][...])
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("sources=nowhere", "sources='nowhere': give a folder of .npy files"),
+        ("data.length=99", "data.length=99: .* 1 given tokens, and .* has 48 positions"),
+    ],
+)
+def test_what_whisper_cannot_be_taught_on_is_refused(heard, word, message):
+    with pytest.raises(config.ConfigError, match=message):
+        specdec.run(config.load(specdec.Config, None, words_of(heard, word)))
+
+
+def test_windows_of_another_shape_and_a_target_without_a_prompt_are_refused(heard, tmp_path):
+    lm, _ = heard
+    np.save(tmp_path / "short.npy", np.zeros((2, 3), np.float32))
+    made = config.load(specdec.Config, None, words_of(heard, f"sources={tmp_path}"))
+    with pytest.raises(config.ConfigError, match="short.npy: features: the shape is"):
+        pairs.written_pairs(made, lm)
+    config_of_several = dataclasses.replace(lm.config, start_ids=())
+    target = dataclasses.replace(lm.target, config=config_of_several)
+    several = dataclasses.replace(lm, target=target)
+    made = config.load(specdec.Config, None, words_of(heard))
+    with pytest.raises(config.ConfigError, match="knows several languages.*give the tokens"):
+        pairs.written_pairs(made, several)
