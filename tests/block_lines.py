@@ -53,7 +53,7 @@ def block_lines(head, layers, vocab_size):
         return DFlash2Config(**common, **sizes)
 
     fewer = dict(draft_vocab_size=vocab_size - 1)
-    in_turn = functools.partial(XPress, in_turn=True)
+    at_once = functools.partial(XPress, in_turn=False)
     twice = functools.partial(SpecDiff, steps=2)
     rising = functools.partial(SpecDiff, steps=2, schedule="cosine")
     surest = functools.partial(SpecDiff, steps=2, order="confidence")
@@ -69,8 +69,8 @@ def block_lines(head, layers, vocab_size):
         "specdec": head(SpecDec, specdec, (-1, 0, 1, 1, 2), ("rejection",), picks="iid", layer=0),
         "dflash2": head(DFlash2, dflash2, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "domino": head(Domino, domino, (-1, 0, 0, 1), ("rejection",), picks="iid"),
-        "xpress": head(XPress, xpress, (-1, 0, 0, 1), ("rejection",), picks="iid"),
-        "xpress in turn": head(in_turn, xpress, (-1, 0, 0, 1), ("rejection",), picks="iid"),
+        "xpress": head(at_once, xpress, (-1, 0, 0, 1), ("rejection",), picks="iid"),
+        "xpress in turn": head(XPress, xpress, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "lilicorr": head(LiLiCorr, lilicorr, (-1, 0, 0, 1), ("rejection",), picks="iid"),
         "dspark": head(DSpark, dspark, (-1, 0, 1, 2), ("rejection",), picks="iid", markov="rnn"),
         "dspark few words": head(

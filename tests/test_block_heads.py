@@ -23,6 +23,7 @@ from toys import heads as toy_weights
 
 import specjax
 from specjax.drafters import Domino, LiLiCorr, XPress, lilicorr
+from specjax.drafters.corrected import CorrectedBlock
 from specjax.drafters.domino import DominoConfig
 from specjax.drafters.lilicorr import LiLiCorrConfig, _Matched
 from specjax.drafters.xpress import XPressConfig
@@ -131,6 +132,17 @@ def test_shapes_that_cannot_be_are_refused(lm):
             dataclasses.replace(LILICORR, **wrong)
     with pytest.raises(ValueError, match="4 children, and each place has 3 candidates"):
         LiLiCorr(config=LILICORR, target=lm.target, topology=specjax.trees.branching(4))
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+@pytest.mark.parametrize("siblings", ["top", "iid"])
+def test_xpress_draws_in_turn_unless_told_otherwise(monkeypatch, asked, siblings):
+    """Its laws are those of all places at once only where nothing is drawn from them."""
+    kind = functools.partial(XPress, config=XPressConfig(**TINY, rank=3, inner_size=2))
+    drafter = kind(target=TOY, in_turn=asked, sibling_sampling=siblings)
+    monkeypatch.setattr(CorrectedBlock, "make_level", lambda *given: "in turn")
+    level = drafter.make_level(toy_weights(drafter), None, None, None)
+    assert (level == "in turn") == ((siblings == "iid") if asked is None else asked)
 
 
 # ----------------------------------------------------------------- faults, without compilation

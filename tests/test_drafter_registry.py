@@ -323,7 +323,8 @@ def test_auto_finds_every_head_and_a_small_draft_model_in_the_models_folder(toy,
     (tmp_path / "draft" / "model.safetensors").write_bytes(bytes(100))
     found = own_drafters.own_names(lm)
     assert {*found} == {*names} - {"bigram"} and "toy-heads" in found
-    measured = ["eagle3", "mtp", "p-eagle", "eagle", "speculator", "hydra", "block", "medusa"]
+    measured = ["eagle3", "mtp", "dspark", "p-eagle", "eagle", "speculator", "hydra", "redrafter"]
+    measured += ["domino", "xpress", "block", "medusa"]
     assert [name for name in found if name in measured] == measured
     assert found[0] == "eagle3" and found[-1] == "draft"
     (tmp_path / "draft" / "model.safetensors").write_bytes(bytes(101))

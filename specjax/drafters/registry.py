@@ -252,7 +252,7 @@ for _entry in (
         "a token by each of several heads on the last hidden state and the drafted tokens",
         formats=(".hydra",),
         recipe=".hydra",
-        priority=3,
+        priority=5,
     ),
     Entry(
         "blockwise",
@@ -268,7 +268,7 @@ for _entry in (
         "what an MLP or LSTM cell on the last hidden state predicts",
         formats=(".speculator",),
         recipe=".speculator",
-        priority=4,
+        priority=6,
     ),
     Entry(
         "redrafter",
@@ -276,6 +276,7 @@ for _entry in (
         "the beams of a recurrent head on the last hidden state",
         formats=(".redrafter",),
         recipe=".speculator",
+        priority=4,
     ),
     Entry(
         "eagle",
@@ -283,7 +284,7 @@ for _entry in (
         "what a decoder layer on hidden states and drafted tokens predicts",
         formats=(".eagle", ".eagle_sglang"),
         recipe=".eagle",
-        priority=5,
+        priority=7,
     ),
     Entry(
         "eagle3",
@@ -291,7 +292,7 @@ for _entry in (
         "what a decoder layer on the hidden states of several layers predicts",
         formats=(".eagle3", ".eagle3_speculators", ".eagle3_deepspec"),
         recipe=".eagle3",
-        priority=8,
+        priority=11,
     ),
     Entry(
         "p-eagle",
@@ -299,7 +300,7 @@ for _entry in (
         "all depths of an EAGLE-3 head in one pass",
         formats=(".eagle3", ".eagle3_speculators"),
         recipe=".eagle3",
-        priority=6,
+        priority=8,
     ),
     Entry(
         "block",
@@ -316,6 +317,7 @@ for _entry in (
         "a block filled in at once, each token then given the one before (DSpark)",
         formats=(".dspark", ".block_speculators"),
         recipe=".dspark",
+        priority=9,
     ),
     Entry(
         "dflash2",
@@ -323,6 +325,7 @@ for _entry in (
         "a block filled in at once, each token then chosen among candidates (DFlash2)",
         formats=(".dflash2", ".block_speculators"),
         recipe=".block_heads",
+        priority=2,
     ),
     Entry(
         "domino",
@@ -330,6 +333,7 @@ for _entry in (
         "a block filled in at once, each token then given all before it (Domino)",
         formats=(".domino",),
         recipe=".block_heads",
+        priority=3,
     ),
     Entry(
         "xpress",
@@ -337,6 +341,7 @@ for _entry in (
         "a block filled in at once, whose tokens are then refined all at once (XPress)",
         formats=(".xpress", ".block_speculators"),
         recipe=".block_heads",
+        priority=3,
     ),
     Entry(
         "lilicorr",
@@ -344,6 +349,7 @@ for _entry in (
         "a block filled in at once, its candidates then matched by a small network (LiLiCorr)",
         formats=(".lilicorr",),
         recipe=".block_heads",
+        priority=2,
     ),
     Entry(
         "specdiff",
@@ -351,6 +357,7 @@ for _entry in (
         "a block of masks filled in by several passes (SpecDiff)",
         formats=(".specdiff",),
         recipe=".specdiff",
+        priority=2,
     ),
     Entry(
         "specdec",
@@ -372,7 +379,7 @@ for _entry in (
         "what modules for multi-token prediction predict",
         formats=(".mtp",),
         recipe=".mtp",
-        priority=7,
+        priority=10,
     ),
     Entry(
         "mtp_heads",
@@ -380,6 +387,7 @@ for _entry in (
         "what parallel heads of multi-token prediction predict",
         formats=(".mtp_heads",),
         recipe=".mtp_heads",
+        priority=1,
     ),
     Entry(
         "kangaroo",

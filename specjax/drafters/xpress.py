@@ -14,8 +14,10 @@ places at once; passes that would change nothing are left out. After as many pas
 guesses are what the same logits say from left to right. The laws of the places are those of the
 last pass, given guesses that are a function of the context.
 
-With ``in_turn=True`` tokens are drawn from left to right instead, each from a law that is given the
-tokens before it, at one step of the head a depth.
+That is how the most probable tokens are drafted. Where tokens are drawn (``sibling_sampling="iid"``
+or ``"distinct"``, as heads draw above temperature 0), they are drawn from left to right, each from
+a law that is given the tokens before it, at one step of the head a depth. ``in_turn`` asks for one
+of the two whatever is drafted.
 
 Lossless: yes, under ``greedy`` and ``delta``; with ``sibling_sampling="iid"`` or ``"distinct"``
 also under ``rejection``: the law from which a token is drawn is the law that the draft states.
@@ -158,11 +160,12 @@ class XPress(CorrectedBlock):
     """Drafts with XPress; ``params["drafter"]`` holds the weights of ``XPressLayers``.
 
     Attributes:
-      in_turn: whether tokens are drawn from left to right, each given those before it, instead of
-        from the last of ``num_passes`` passes over all places.
+      in_turn: whether tokens are drafted from left to right, each given those before it, instead of
+        from the last of ``num_passes`` passes over all places; None: in turn where they are drawn,
+        from the last pass where the most probable ones are taken.
     """
 
-    in_turn: bool = False
+    in_turn: bool | None = None
     module = XPressLayers
     name = "xpress"
     can_draw_from_part = False
@@ -192,7 +195,8 @@ class XPress(CorrectedBlock):
         return refiner.latent(sums[:, depth + 1]), sums.reshape(memory.shape), None
 
     def make_level(self, params, target_params, state, context):
-        if self.in_turn:
+        drawn = self.sibling_sampling != "top"
+        if drawn if self.in_turn is None else self.in_turn:
             return super().make_level(params, target_params, state, context)
         heads = self.heads(params)
 
