@@ -10,13 +10,9 @@ drafter that lives outside of this package is registered by the same line at run
 
     from specjax.drafters import registry
 
-    registry.register(
-        registry.Entry(
-            "my-heads", "my_package.heads:MyHeads", "what my heads propose",
-            formats=("my_package.layout",), recipe="my_package.recipe",
-        )
-    )
-    heads = specjax.load_drafter("some/folder", lm)
+    own = dict(formats=("my_package.layout",), recipe="my_package.recipe")
+    path, summary = "my_package.heads:MyHeads", "what my heads propose"
+    registry.register(registry.Entry("my-heads", path, summary, **own))
 """
 
 from __future__ import annotations
@@ -28,8 +24,6 @@ from .entry import Entry as Entry
 from .entry import Kind as Kind
 
 DRAFT = "draft"  # the name of a draft model
-
-
 _ENTRIES: dict[str, Entry] = {}
 
 
@@ -86,8 +80,7 @@ def head_names() -> tuple[str, ...]:
 
 
 def in_folders() -> tuple[Entry, ...]:
-    """The drafters of a model's own folder that ``auto`` may take, those of the highest priority
-    first."""
+    """The drafters of a model's own folder that ``auto`` may take, the highest priority first."""
     held = [entry for entry in entries() if entry.kind == "head" or entry.name == DRAFT]
     ranked = [(entry.priority, entry) for entry in held if entry.priority is not None]
     return tuple(entry for _, entry in sorted(ranked, key=lambda pair: -pair[0]))
