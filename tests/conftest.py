@@ -1,7 +1,6 @@
 """Devices, the cache of compiled programs, and tiers: see ``tests/README.md``."""
 
 import concurrent.futures
-import contextlib
 import gc
 import itertools
 import os
@@ -11,6 +10,7 @@ import tempfile
 import jax
 import pytest
 import tiers
+from quickly import compiling_quickly
 from tier_table import DEFAULT, FULL, TIERS
 
 from specjax.kernels.cpu import library
@@ -51,6 +51,7 @@ def pytest_configure(config):
     jax.config.update("jax_compilation_cache_dir", place)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    gc.set_threshold(20_000)  # tracing makes many objects of which few are in cycles
 
 
 def keep_programs(config):
@@ -147,17 +148,6 @@ def room_for_programs():
     if next(ended) % OFTEN == 0 and maps.exists() and maps.read_bytes().count(b"\n") > MANY:
         jax.clear_caches()
         gc.collect()
-
-
-@contextlib.contextmanager
-def compiling_quickly():
-    """Compiles without most of XLA's optimizations, which take longer than a tiny model's run."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture

@@ -4,6 +4,9 @@ import ast
 import re
 from pathlib import Path
 
+import jax
+import pytest
+import quickly
 import tiers
 from tier_table import DEFAULT, EVERYTHING, FULL, MERGE, TABLE
 from tiers import Schedule
@@ -47,6 +50,15 @@ def test_no_file_whose_every_test_needs_several_devices_has_a_default_line():
 
 def test_every_line_matches_a_test_of_a_file_that_was_collected_whole(unmatched):
     assert not unmatched, f"tests/tier_table.py: no test matches {unmatched}"
+
+
+def test_the_options_of_a_quick_compilation_reach_the_compiler_there_alone(monkeypatch):
+    monkeypatch.setattr(quickly, "quick_options", lambda: {"xla_no_such_option": True})
+    program = jax.jit(lambda x: x + 1).lower(0)
+    with quickly.compiling_quickly():
+        with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
+            program.compile()
+    program.compile()
 
 
 # ------------------------------------------------------------------------------ the README
