@@ -88,8 +88,16 @@ QUICK = {
     "models/test_parity.py",
     "models/test_t5.py",
     "models/test_whisper.py",
+    "train/test_depth_width.py",
     "train/test_feature_recipes.py",
     "train/test_head_recipes.py",
+    "train/test_kangaroo_recipe.py",
+    "train/test_own_drafts.py",
+    "train/test_prune_recipe.py",
+    "train/test_reward_recipe.py",
+    "train/test_spire_recipe.py",
+    "train/test_streaks.py",
+    "train/test_unroll.py",
 }
 
 # A worker of xdist runs a file whole, because its tests share fixtures and programs. Exceptions:

@@ -1,6 +1,7 @@
 """The loss on a drafter's own drafts against a slow loop; laws after drafts; what is refused."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -47,7 +48,10 @@ def made(**fields):
     return own, teacher, built, read, dspark.make_loss(built, setting.lm.target, read, own), batch
 
 
-KEYS = make_keys(jax.random.key(7), jnp.arange(ROWS))
+@functools.cache
+def keys_of_rows():
+    with jax.ensure_compile_time_eval():  # a loss that is traced may be the first to ask
+        return make_keys(jax.random.key(7), jnp.arange(ROWS))
 
 
 @jax.jit
@@ -59,23 +63,40 @@ def laws_of(teacher, tokens, segments):
 states_of = jax.jit(block.states_of, static_argnums=0)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def next_place(drafter, params, teacher, memory, before, state):
+    """What the heads say after a token: logits ``[V]``, their memory, the chance."""
+    heads, table = drafter.heads(params), CausalLM(CONFIG).head_table(teacher)
+    latent, memory, chance = heads.step(memory, before[None], state)
+    return table @ state[:, 0] + heads.say(latent)[0], memory, chance[0]
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def loss_of_place(q, p, chance, token, mine, ce_share):
+    law, said = jax.nn.softmax(p), jax.nn.softmax(q)
+    distance, log_q = jnp.abs(said - law).sum(), jax.nn.log_softmax(q)
+    value = ce_share * -(jnp.sum(law * log_q) if mine else log_q[token])
+    value += (1 - ce_share) * distance
+    accepted, sure = jax.lax.stop_gradient(1 - distance / 2), jax.nn.sigmoid(chance)
+    return value - (accepted * jnp.log(sure) + (1 - accepted) * jnp.log(1 - sure))
+
+
 def places(own, built, teacher, params, rows, row, anchor, follow):
     """For each place after an anchor ``(q, p, chance, token)``, one after the other; ``follow(k,
     q)`` is the token of place k."""
     one = jax.tree.map(lambda x: x[row : row + 1], dataclasses.replace(rows, entries=()))
     states = states_of(built.drafter, params, teacher, one, jnp.asarray([[anchor]]))
-    heads, table = built.drafter.heads(params), CausalLM(CONFIG).head_table(teacher)
-    memory, text = jnp.zeros((heads.memory_size, 1)), rows.tokens[row, :LENGTH]
+    memory = jnp.zeros((built.drafter.heads(params).memory_size, 1))
+    text = rows.tokens[row, :LENGTH]
     segments = rows.segments[row, :LENGTH]
     segments = jnp.where(jnp.arange(LENGTH) > anchor, segments[anchor], segments)
     before, found = text[anchor], []
     for k, state in enumerate(states):
-        latent, memory, chance = heads.step(memory, before[None], state)
-        q = table @ state[:, 0] + heads.say(latent)[0]
+        q, memory, chance = next_place(built.drafter, params, teacher, memory, before, state)
         text = text.at[anchor + k].set(before)  # the row, with the chain in place of the text
         p = laws_of(teacher, text, segments)[anchor + k]
         before = follow(k, q)
-        found.append((q, p, chance[0], before))
+        found.append((q, p, chance, before))
     return found
 
 
@@ -97,10 +118,10 @@ def chance_of(token, p, q, temperature):
 def slow_loss(own, built, teacher, params, rows, written=None):
     """The loss by its definition, anchor after anchor. With ``written``, a dictionary, the drafts
     and weights in it are kept, or put into it."""
-    anchors = block.drawn_anchors(KEYS, rows, own)
+    anchors = block.drawn_anchors(keys_of_rows(), rows, own)
     total, counted, written = 0.0, 0.0, {} if written is None else written
     for row in range(ROWS):
-        key = jax.random.fold_in(KEYS.rows[row], 1)
+        key = jax.random.fold_in(keys_of_rows().rows[row], 1)
         uniform = np.asarray(jax.random.uniform(key, (PLACES, own.own_anchors)))
         for a in range(ANCHORS):
             anchor, mine = int(anchors[row, a]), a < own.own_anchors
@@ -116,15 +137,10 @@ def slow_loss(own, built, teacher, params, rows, written=None):
             alive = float(rows.weight[row, anchor])
             chain = places(own, built, teacher, params, rows, row, anchor, follow)
             for k, (q, p, chance, token) in enumerate(chain):
-                law, said = jax.nn.softmax(p), jax.nn.softmax(q)
                 same = bool(rows.segments[row, anchor + k] == rows.segments[row, anchor])
                 weight = alive if mine else float(rows.weight[row, anchor + k]) * same
                 weight = written.setdefault((row, a, k, "weight"), weight)
-                distance, log_q = jnp.abs(said - law).sum(), jax.nn.log_softmax(q)
-                value = own.ce_share * -(jnp.sum(law * log_q) if mine else log_q[token])
-                value += (1 - own.ce_share) * distance
-                accepted, sure = jax.lax.stop_gradient(1 - distance / 2), jax.nn.sigmoid(chance)
-                value -= accepted * jnp.log(sure) + (1 - accepted) * jnp.log(1 - sure)
+                value = loss_of_place(q, p, chance, token, mine, own.ce_share)
                 factor = math.exp(-k / own.decay_length) * weight
                 total, counted = total + factor * value, counted + factor
                 if k + 1 < PLACES and (row, a, k + 1, "weight") not in written:
@@ -139,7 +155,7 @@ def differences(fields):
     params, rows, written = sharp(built.params, 4), read(teacher, batch), {}
 
     def value(params):
-        return weighed(loss(params, {"target": teacher}, batch, KEYS))
+        return weighed(loss(params, {"target": teacher}, batch, keys_of_rows()))
 
     found, slope = jax.jit(jax.value_and_grad(value))(params)
     wanted = slow_loss(own, built, teacher, params, rows, written)

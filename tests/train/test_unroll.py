@@ -23,16 +23,18 @@ LAYER = DecoderConfig(
     num_kv_heads=2,
     head_dim=4,
 )
-SEGMENTS = jnp.asarray([[0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1]], jnp.int32)
+SEGMENTS = np.asarray([[0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1]], np.int32)
 RNG = np.random.default_rng(0)
-HIDDEN = jnp.asarray(RNG.normal(size=(ROWS, LENGTH, SIZE)), jnp.float32)
-EMBEDDED = jnp.asarray(RNG.normal(size=(STEPS, ROWS, LENGTH, SIZE)), jnp.float32)
-HEADS = {
-    "eagle": eagle.EagleHead(eagle.EagleConfig(layer=LAYER), rngs=nnx.Rngs(0)),
-    "eagle3": eagle3.Eagle3Head(
-        eagle3.Eagle3Config(layer=LAYER, normed_output=True), rngs=nnx.Rngs(0)
-    ),
-}
+HIDDEN = RNG.normal(size=(ROWS, LENGTH, SIZE)).astype(np.float32)
+EMBEDDED = RNG.normal(size=(STEPS, ROWS, LENGTH, SIZE)).astype(np.float32)
+
+
+@functools.cache
+def one_head(name):
+    if name == "eagle":
+        return eagle.EagleHead(eagle.EagleConfig(layer=LAYER), rngs=nnx.Rngs(0))
+    config = eagle3.Eagle3Config(layer=LAYER, normed_output=True)
+    return eagle3.Eagle3Head(config, rngs=nnx.Rngs(0))
 
 
 class Staged(eagle.EagleHead):
@@ -75,7 +77,7 @@ def drafted(head, row, place, forget=False):
     """``[S, H]``: the outputs of drafting below one position, a pass a token over a cache that
     grows by its entry; ``forget``: the broken twin, which keeps nothing of what it drafts."""
     cache, outs, one = None, [], stepper(head)
-    first = int(jnp.argmax(SEGMENTS[row] == SEGMENTS[row, place]))
+    first = int(np.argmax(SEGMENTS[row] == SEGMENTS[row, place]))
     for t in range(first, place + 1):  # the pairs of true features
         out, hidden, cache = one(EMBEDDED[0, row, t], HIDDEN[row, t], t, cache)
     outs.append(out)
@@ -89,14 +91,14 @@ def drafted(head, row, place, forget=False):
 @pytest.mark.parametrize(("name", "block"), [("eagle", 512), ("eagle3", 3)])
 def test_every_step_at_every_position_is_that_of_drafting_there(name, block, monkeypatch):
     monkeypatch.setattr(unroll, "BLOCK", block)
-    head = HEADS[name]
+    head = one_head(name)
     found = unrolled(head)
     for row, place in [(0, 0), (0, 4), (1, 2), (1, 3), (1, 6)]:
         np.testing.assert_allclose(found[:, row, place], drafted(head, row, place), atol=2e-5)
 
 
 def test_fault_a_drafter_that_forgets_its_own_tokens():
-    head = HEADS["eagle3"]
+    head = one_head("eagle3")
     found, twin = unrolled(head)[:, 0, 4], drafted(head, 0, 4, forget=True)
     np.testing.assert_allclose(found[:2], twin[:2], atol=2e-5)  # nothing was forgotten yet
     assert np.abs(found[2] - twin[2]).max() > 1e-3
@@ -116,7 +118,7 @@ def test_stages_have_caches_of_their_own_of_true_tokens_alone():
 
 def test_blocks_of_queries_change_neither_outputs_nor_gradients(monkeypatch):
     def loss(hidden):
-        return jnp.sum(jnp.sin(unrolled(HEADS["eagle3"], hidden)))
+        return jnp.sum(jnp.sin(unrolled(one_head("eagle3"), hidden)))
 
     whole = jax.value_and_grad(loss)(HIDDEN)
     monkeypatch.setattr(unroll, "BLOCK", 3)  # 7 positions: two of the last block are spare
@@ -126,6 +128,6 @@ def test_blocks_of_queries_change_neither_outputs_nor_gradients(monkeypatch):
 
 def test_gradients_flow_through_all_steps():
     def last(hidden):
-        return unrolled(HEADS["eagle3"], hidden)[-1, :, :3]
+        return unrolled(one_head("eagle3"), hidden)[-1, :, :3]
 
     check_grads(last, (HIDDEN,), order=1, modes=["rev"], rtol=2e-2)
