@@ -13,8 +13,12 @@ from specjax.drafters.datastore import Datastore, build
 from specjax.text import Retrieval, Session, retrieval
 from specjax.text.session import fingerprint
 
-LM = specjax.load("embedded")
 PROMPT, NUM = "def area(r):", 24
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return specjax.load("embedded")
 
 
 def corpus(rows=9, letters=3, seed=0):
@@ -112,30 +116,30 @@ def test_the_order_of_the_disk_is_that_of_the_device():
     assert int(few.length[0]) <= 64
 
 
-def test_drafts_from_a_datastore_leave_the_text_as_it_is(tmp_path):
-    plain = specjax.generate(LM, PROMPT, drafter="none", max_new_tokens=NUM)
+def test_drafts_from_a_datastore_leave_the_text_as_it_is(lm, tmp_path):
+    plain = specjax.generate(lm, PROMPT, drafter="none", max_new_tokens=NUM)
     ids = np.concatenate([plain.prompts[0], plain.tokens[0]])
-    build(tmp_path / "own", [[5, 6, 7], ids], fingerprint(LM))
-    build(tmp_path / "other", [ids[::-1]], fingerprint(LM))
+    build(tmp_path / "own", [[5, 6, 7], ids], fingerprint(lm))
+    build(tmp_path / "other", [ids[::-1]], fingerprint(lm))
     rounds = {}
     for name in ("own", "other"):
-        asked = Retrieval(LM, tmp_path / name)
-        out = specjax.generate(LM, PROMPT, drafter=asked, max_new_tokens=NUM)
+        asked = Retrieval(lm, tmp_path / name)
+        out = specjax.generate(lm, PROMPT, drafter=asked, max_new_tokens=NUM)
         assert out.text == plain.text
         rounds[name] = int(out.stats.rounds.sum())
     assert rounds["own"] < 0.5 * NUM and rounds["own"] < rounds["other"]
-    served = specjax.serve_offline(LM, [PROMPT] * 3, drafter=asked, batch=2, max_new_tokens=NUM)
+    served = specjax.serve_offline(lm, [PROMPT] * 3, drafter=asked, batch=2, max_new_tokens=NUM)
     assert served.texts == [plain.text] * 3
     # a session beside it holds what the datastore does not
-    both = Retrieval(LM, tmp_path / "other", session=Session(LM, retrieval.USUAL, 512))
+    both = Retrieval(lm, tmp_path / "other", session=Session(lm, retrieval.USUAL, 512))
     again = []
     for _ in range(2):
-        out = specjax.generate(LM, PROMPT, drafter=both, max_new_tokens=NUM)
+        out = specjax.generate(lm, PROMPT, drafter=both, max_new_tokens=NUM)
         again.append(int(out.stats.rounds.sum()))
         assert out.text == plain.text
     assert again[0] == rounds["other"] and again[1] < 0.6 * again[0]
     both.save(tmp_path / "answers")
-    assert Session.load(LM, tmp_path / "answers").num_tokens == both.session.num_tokens > NUM
+    assert Session.load(lm, tmp_path / "answers").num_tokens == both.session.num_tokens > NUM
     with pytest.raises(ValueError, match="no session"):
         asked.save(tmp_path / "nothing")
 
@@ -175,9 +179,9 @@ def test_the_command_builds_a_datastore_and_drafts_from_it(tmp_path, capsys):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith((".", "store2"))]
 
 
-def test_what_is_no_datastore_of_the_model_is_refused(store, tmp_path):
+def test_what_is_no_datastore_of_the_model_is_refused(lm, store, tmp_path):
     with pytest.raises(ValueError, match="another tokenizer"):
-        Retrieval(LM, store.path)
+        Retrieval(lm, store.path)
     tokens = store.path / "tokens.bin"
     whole = tokens.read_bytes()
     tokens.write_bytes(whole[:-40])

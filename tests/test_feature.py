@@ -1,6 +1,7 @@
 """Feature drafters: their passes, caches and pending pairs against passes from scratch."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +26,6 @@ from specjax.models.layers import Linear
 
 LAYER = dataclasses.replace(SHAPE, num_layers=1)
 NARROW = dataclasses.replace(LAYER, hidden_size=8, qkv_bias=True, num_layers=2)
-PARAMS = nnx.to_pure_dict(nnx.split(Decoder(SHAPE, rngs=nnx.Rngs(0)))[1])
-PARAMS = jax.tree.map(lambda x: 4 * x if x.ndim > 1 else x, PARAMS)
 PROMPTS = np.random.default_rng(0).integers(0, VOCAB, (4, 9)).astype(np.int32)
 LENGTHS = np.asarray([9, 1, 2, 6], np.int32)
 ALL_3 = dict(num_features=2, draft_vocab_size=7, fc_norm="each", fc_bias=True, head_bias=True)
@@ -86,8 +85,14 @@ DRAFTERS = {
 ANYTHING = Anything(deepest=3, size=VOCAB)
 
 
+@functools.cache
+def target_params():
+    params = nnx.to_pure_dict(nnx.split(Decoder(SHAPE, rngs=nnx.Rngs(0)))[1])
+    return jax.tree.map(lambda x: 4 * x if x.ndim > 1 else x, params)
+
+
 def weights_of(drafter):
-    return {"target": PARAMS, "drafter": heads(drafter)}
+    return {"target": target_params(), "drafter": heads(drafter)}
 
 
 judge = jax.jit(round.draft_and_verify, static_argnums=(0, 1, 2))
@@ -167,7 +172,7 @@ class InTurn(DraftLengthPolicy):
 def test_rounds_that_draft_nothing_leave_their_pairs_pending():
     inner = DRAFTERS["eagle chain"]
     drafter, costs = Adaptive(inner, InTurn()), np.ones(3, np.float32)
-    params = {"target": PARAMS, "drafter": {"inner": heads(inner), "costs": costs}}
+    params = {"target": target_params(), "drafter": {"inner": heads(inner), "costs": costs}}
     assert not differing(drafter, params, started(drafter, params), rounds=6, oracle=inner)
 
 
@@ -192,7 +197,7 @@ def test_a_text_goes_on_after_a_longer_one():
 def test_a_path_that_another_drafter_proposed_is_read():
     inner = DRAFTERS["eagle chain"]
     drafter = Union(drafters=(inner, NGram(num_draft=4, shortest=1)))
-    params = {"target": PARAMS, "drafter": (heads(inner), None)}
+    params = {"target": target_params(), "drafter": (heads(inner), None)}
     state, plain = started(drafter, params), params | {"drafter": heads(inner)}
     for _ in range(3):
         judged = judge(TARGET, drafter, ANYTHING, params, state)
@@ -274,7 +279,7 @@ def test_what_a_head_must_write_is_named():
     with pytest.raises(NotImplementedError, match="Unwritten must write enter.embedded, hidden"):
         Unwritten().enter(None, None)
     with pytest.raises(NotImplementedError, match="Unwritten must write logits.out, batch"):
-        Unwritten().logits(None, 1, TARGET, PARAMS)
+        Unwritten().logits(None, 1, TARGET, target_params())
 
 
 def test_what_no_head_can_be_is_named():

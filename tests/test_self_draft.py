@@ -152,7 +152,7 @@ def furthest(resumed, anew, scored):
     return max(np.abs(x).max() for x in at)
 
 
-CASES = [("llama", shape) for shape in shapes(model("llama")[0])]
+CASES = [("llama", shape) for shape in shapes(CausalLM(CONFIGS["llama"]))]
 CASES += [(name, shape) for name in CONFIGS if name != "llama" for shape in ("tree",)]
 
 
