@@ -166,8 +166,8 @@ def hurried(request):
 @pytest.fixture(autouse=True, scope="module")
 def compilation_of_the_tier(request, hurried):
     """Compiles the files of ``tiers.QUICK`` quickly in the default tier and the merge tier."""
-    if below(request.path) in tiers.QUICK and hurried:
-        with compiling_quickly():
+    if (file := below(request.path)) in tiers.QUICK and hurried:
+        with compiling_quickly(optimized=file in tiers.OPTIMIZED):
             yield
     else:
         yield

@@ -23,8 +23,11 @@ def quick_options():
 
 
 @contextlib.contextmanager
-def compiling_quickly():
-    """Compiles without most of XLA's optimizations, which take longer than a tiny model's run."""
+def compiling_quickly(optimized=False):
+    """Compiles without most of XLA's optimizations, which take longer than a tiny model's run.
+
+    ``optimized``: with the optimizations of the code, for programs that run for seconds.
+    """
     options, normally = quick_options(), compiler.get_compile_options
 
     def quickly(*args, env_options_overrides=None, **kwargs):
@@ -32,7 +35,7 @@ def compiling_quickly():
         return normally(*args, env_options_overrides=chosen, **kwargs)
 
     before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_disable_most_optimizations", not optimized)
     compiler.get_compile_options = quickly
     try:
         yield

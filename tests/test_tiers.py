@@ -103,6 +103,7 @@ def test_fault_a_cell_of_a_tier_that_has_no_such_test_is_seen():
 def test_the_readme_names_files_that_exist():
     names = re.findall(r"`(?:tests/)?((?:[a-z_]+/)*[a-z_]+\.py)`", README)
     assert len(names) > 20 and not [name for name in names if not (TESTS / name).exists()]
+    assert tiers.OPTIMIZED <= tiers.QUICK
     named = {*tiers.QUICK, *tiers.SPREAD, *tiers.DEVICES, *(x for x in TABLE if x[-1] != "/")}
     assert not [name for name in named if not (TESTS / name).exists()]
 

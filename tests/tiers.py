@@ -24,6 +24,7 @@ from tier_table import DEFAULT, EVERYTHING, MERGE, TABLE, TIERS
 # Files of toys, which the default and the merge tier compile without most of XLA's optimizations:
 # compiling takes most of their time. The full tier compiles them as a user's program is compiled.
 QUICK = {
+    "test_acceptance.py",
     "test_adaptive.py",
     "test_approximate.py",
     "test_audit.py",
@@ -99,6 +100,9 @@ QUICK = {
     "train/test_streaks.py",
     "train/test_unroll.py",
 }
+
+# Those of them whose programs run for seconds: only the emitters of fusions are the former ones.
+OPTIMIZED = {"test_acceptance.py"}
 
 # A worker of xdist runs a file whole, because its tests share fixtures and programs. Exceptions:
 SPREAD = {
