@@ -17,6 +17,7 @@ from specjax import kernels
 from specjax.analysis import comparison
 from specjax.decoding import prefill, reference
 from specjax.kernels import xla_cpu
+from specjax.kernels.cpu import library
 from specjax.kernels.cpu.backend import CpuBackend
 from specjax.models.stream_decoder import StreamDecoder
 from specjax.models.tokenizer import load_tokenizer, wrap_tokenizer
@@ -305,6 +306,15 @@ def test_a_small_model_reads_its_prompts_a_few_tokens_at_a_time_by_xla(monkeypat
     one = {"a": np.zeros(100, np.float32)}  # with the library, whatever its size
     with_library = isinstance(kernels.current(), CpuBackend)
     assert prefill.chunk_for(one) == (many if with_library else few)
+
+
+def test_weights_that_are_multiplied_as_bytes_read_long_chunks_in_a_module_too(monkeypatch):
+    monkeypatch.setattr(xla_cpu, "last_level_cache", lambda: 2**30)
+    lm = specjax.load("embedded-draft", quantize="int8", tokenizer=False)
+    fits = isinstance(kernels.current(), CpuBackend) and library.register("quantized") is None
+    as_bytes = fits and library.has_byte_dots()
+    long, short = xla_cpu.PREFILL_CHUNK, xla_cpu.SMALL_PREFILL_CHUNK
+    assert prefill.chunk_for(lm.params) == (long if as_bytes else short)
 
 
 def test_compare_counts_the_tokens_that_flip_and_states_their_margins():

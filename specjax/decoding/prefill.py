@@ -21,7 +21,8 @@ from .state import State
 
 def chunk_for(params: PyTree) -> int:
     """Prompt tokens to feed at once to a target with these weights."""
-    return kernels.of(params).prefill_chunk(jax.tree.leaves(params, is_leaf=is_quantized))
+    leaves = jax.tree.leaves(params, is_leaf=is_quantized)  # a module's have a shell around them
+    return kernels.of(params).prefill_chunk([w[...] if is_quantized(w) else w for w in leaves])
 
 
 def start(
