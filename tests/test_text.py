@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from asking import flat, prepared
@@ -308,13 +309,16 @@ def test_a_small_model_reads_its_prompts_a_few_tokens_at_a_time_by_xla(monkeypat
     assert prefill.chunk_for(one) == (many if with_library else few)
 
 
-def test_weights_that_are_multiplied_as_bytes_read_long_chunks_in_a_module_too(monkeypatch):
+def test_weights_that_are_multiplied_as_bytes_or_by_tiles_read_long_chunks(monkeypatch):
     monkeypatch.setattr(xla_cpu, "last_level_cache", lambda: 2**30)
     lm = specjax.load("embedded-draft", quantize="int8", tokenizer=False)
     fits = isinstance(kernels.current(), CpuBackend) and library.register("quantized") is None
     as_bytes = fits and library.has_byte_dots()
     long, short = xla_cpu.PREFILL_CHUNK, xla_cpu.SMALL_PREFILL_CHUNK
     assert prefill.chunk_for(lm.params) == (long if as_bytes else short)
+    halves = {"a": jnp.zeros(4, jnp.bfloat16)}  # by tiles, too
+    tiles = fits and library.has_tiles()
+    assert prefill.chunk_for(halves) == (long if tiles else short)
 
 
 def test_compare_counts_the_tokens_that_flip_and_states_their_margins():

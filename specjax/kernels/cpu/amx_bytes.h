@@ -126,7 +126,8 @@ WITH_TILES void EightRows(const Meeting& at, float* made) {
 }
 
 // The same of rows of four bits, of which the values are bytes. A tile of inputs is multiplied while
-// the sums of the one before it are scaled: they would wait for each other.
+// the sums of the one before it are scaled. Its own sums are stored only then: loads wait for the
+// stores of tiles before them, though these go elsewhere.
 template <bool kTwo, bool kHalves>
 WITH_TILES void FourRows(const Meeting& at, float* made) {
   TileSums<kTwo, kHalves> tiles[2];
@@ -135,19 +136,20 @@ WITH_TILES void FourRows(const Meeting& at, float* made) {
   const int64_t count = at.deep / kTile, rows = at.rows, groups = at.groups;
   const auto multiply = [&](int64_t t) WITH_TILES __attribute__((always_inline)) {
     const int64_t k = t * kTile, words = k * (kLanes / 4);
-    tiles[t % 2].Clear();
-    tiles[t % 2].Add(at.values + k, at.stride, at.high + words, at.low + words);
-    tiles[t % 2].Take();
+    tiles->Clear();
+    tiles->Add(at.values + k, at.stride, at.high + words, at.low + words);
   };
   multiply(0);
+  tiles[0].Take();
   for (int64_t t = 0; t < count; ++t) {
     if (t + 1 < count) multiply(t + 1);
     const float* scales = at.scales + (at.first + t * kTile) / at.group;
     Vec* to = total[t % 4];
     for (int64_t r = 0; r < rows; ++r, scales += groups)
       to[r] = Fma(tiles[t % 2].Row(r), All(*scales), to[r]);
+    if (t + 1 < count) tiles[(t + 1) % 2].Take();
   }
-  for (int64_t r = 0; r < at.rows; ++r) {
+  for (int64_t r = 0; r < rows; ++r) {
     const Vec all = (total[0][r] + total[1][r]) + (total[2][r] + total[3][r]);
     Store(made + r * kLanes, Once(all * at.by));
   }

@@ -101,7 +101,10 @@ class CpuBackend(XlaCpuBackend):
         as_bytes = all(calls.fits(w) and calls.fits_bytes(w) for w in held) and (
             not held or _has("quantized", "quantized weights") and library.has_byte_dots()
         )
-        return PREFILL_CHUNK if floats and as_bytes else super().prefill_chunk(weights)
+        by_tiles = kinds == {_BFLOAT16} and not held and library.has_tiles()
+        if floats and as_bytes or by_tiles:
+            return PREFILL_CHUNK
+        return super().prefill_chunk(weights)
 
     def argmax(self, x):
         return calls.argmax(x) if x.dtype == jnp.float32 else super().argmax(x)

@@ -160,11 +160,12 @@ constexpr int64_t kPitch = 2 * kTile;  // floats of a row of sums: of two tiles
 
 // Weights of `rows` rows, of which those of tile t begin at row first[t]; x of one or two tiles of
 // columns. Tiles 0 and 1 are sums of the first columns, 2 and 3 of the second, 4 and 5 weights, 6 and
-// 7 columns.
+// 7 columns. With `fetch` the rows after the upper tile's 32 are fetched.
 template <bool kTwo>
 WITH_TILES void TileRows(const Half* upper, const Half* lower, int64_t in, const Half* x,
-                         const Half* second, int64_t n, int64_t more, float* sums) {
+                         const Half* second, int64_t n, int64_t more, bool fetch, float* sums) {
   alignas(64) Half rest[2 * kTile * kDepth];
+  Fetch next(upper + 2 * kTile * in, 2 * in, 2 * in);
   int64_t stride = 2 * in;
   TILE_ZERO(0);
   TILE_ZERO(1);
@@ -181,12 +182,9 @@ WITH_TILES void TileRows(const Half* upper, const Half* lower, int64_t in, const
         std::copy_n(b + r * in, in - k, rest + (kTile + r) * kDepth);
       }
       a = rest, b = rest + kTile * kDepth, stride = 2 * kDepth;
-    } else {
+    } else if (fetch) {
       UNROLL
-      for (int64_t r = 0; r < kTile; ++r) {
-        __builtin_prefetch(a + (r + 2 * kTile) * in);
-        __builtin_prefetch(b + (r + 2 * kTile) * in);
-      }
+      for (int r = 0; r < 2 * kTile; ++r) next.Next<2>();
     }
     TILE_LOAD(6, x + k * n, 4 * n);
     TILE_LOAD(4, a, stride);
@@ -233,7 +231,7 @@ WITH_TILES inline void TileTask(const Half* w, int64_t out, int64_t in, const Ha
       const int64_t last = std::max<int64_t>(out - kTile, 0), next = r + kTile;
       const int64_t upper = std::min(r, last), lower = std::min(next, last);
       const auto run = more > 0 ? &TileRows<true> : &TileRows<false>;
-      run(w + upper * in, w + lower * in, in, x, second, n, more, sums);
+      run(w + upper * in, w + lower * in, in, x, second, n, more, m == 0, sums);
       const auto put = [&](const float* from, int64_t first, int64_t row) {
         const int64_t rows = std::min(kTile, begin + height - row);
         if (rows > 0)
