@@ -11,12 +11,17 @@ With ``parallel`` the recipe trains P-EAGLE, which drafts all K tokens in one pa
 the first read the embedding of a mask token and a learned vector in place of the features. Every
 position is unrolled to every depth; the authors sample fewer positions for deeper steps.
 
+``init`` takes a trained head, or one with fewer layers, to which layers are added that at first
+change nothing. With ``parallel`` it also takes an EAGLE-3 head, which drafts the first token as
+before, and learns to draft the others at once.
+
 References: EAGLE-3, 2503.01840; P-EAGLE, 2602.01469.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -138,6 +143,41 @@ def draft_vocab(config: Eagle3TrainingConfig, setting: frozen.Setting, size: int
     return np.asarray(own) if len(own) == size else counted  # which ``starting_params`` refuses
 
 
+def grown(drafter: eagle3.Eagle3, params, found):
+    """Makes heads like ``drafter`` from ``found``, an EAGLE-3 head or one with fewer layers.
+
+    Added layers write zeros to the residual stream. They and the features of a mask are those of
+    ``params``, new weights for ``drafter``. Heads of another kind or shape are returned as they
+    are, but for the number of layers and the mask.
+
+    Args:
+      drafter: the drafter to be trained.
+      params: the initial parameters of new heads.
+      found: what ``specjax.load_drafter`` returned.
+    """
+    theirs, ours = found.drafter, drafter.config
+    count = ours.layer.num_layers
+    kinds = (eagle3.Eagle3, type(drafter))
+    if type(theirs) not in kinds or theirs.config.layer.num_layers > count:
+        return found
+    weights = dict(found.params)
+    if ours.mask_token is not None:
+        weights.setdefault("mask_hidden", params["mask_hidden"])
+    blocks = dict(weights["blocks"])
+    for i in range(len(blocks), count):
+        block = params["blocks"][i]
+        attention, mlp = dict(block["attention"]), dict(block["mlp"])
+        for part, name in ((attention, "o"), (mlp, "down")):
+            part[name] = jax.tree.map(jnp.zeros_like, part[name])
+        blocks[i] = {**block, "attention": attention, "mlp": mlp}
+    weights["blocks"] = blocks
+    mask = theirs.config.mask_token if type(theirs) is type(drafter) else ours.mask_token
+    layer = dataclasses.replace(theirs.config.layer, num_layers=count)
+    shape = dataclasses.replace(theirs.config, layer=layer, mask_token=mask)
+    kind = type(drafter)(config=shape, target=theirs.target, layers=theirs.layers)
+    return dataclasses.replace(found, drafter=kind, params=weights)
+
+
 def make_eagle3(config: Eagle3TrainingConfig, setting: frozen.Setting) -> Heads:
     """Makes an EAGLE-3 head for the target of a setting.
 
@@ -199,6 +239,7 @@ def make_eagle3(config: Eagle3TrainingConfig, setting: frozen.Setting) -> Heads:
         vocab=vocab,
         publish=lambda params: params | fixed,
         unpublish=lambda params: {name: x for name, x in params.items() if name not in fixed},
+        grown=functools.partial(grown, drafter, params),
     )
 
 

@@ -197,10 +197,13 @@ def unused_row(setting: Setting) -> int | None:
 
 
 def starting_params(config: FrozenConfig, lm, heads: Heads):
-    """The initial parameters: new ones, or those in ``config.init``, of the same shape."""
+    """The initial parameters: new ones, or those in ``config.init``, of the same shape once they
+    are grown."""
     if not config.init:
         return heads.params
     found = specjax.load_drafter(config.init, lm)
+    if heads.grown is not None:
+        found = heads.grown(found)
     theirs, ours = found.drafter, heads.drafter
     if type(theirs) is not type(ours):
         raise ConfigError(

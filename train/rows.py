@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 
 from specjax._internal.pytree import pytree_dataclass
+from specjax.checkpoints.loading import HeadLM
 from specjax.drafters.prefix import read_rows
 from specjax.models.causal_lm import graph_definition
 from specjax.types import Drafter, PyTree
@@ -100,6 +101,8 @@ class Heads:
       vocab: int32 ``[Vd]``, the tokens of the rows of the tables; None: all tokens.
       publish: converts trained parameters to those that the drafter takes.
       unpublish: undoes ``publish``.
+      grown: ``grown(found)`` makes heads of this kind and size from loaded ones that are smaller or
+        of a kind to which these add weights; others it returns as they are. None: there are none.
       lay: ``lay(params, target params, rows, anchors, keys [B]) -> (places, terms)`` replaces
         ``block.laid`` in the loss of blocks, and adds terms that are logged; such heads read
         ``rows.entries``. None: all blocks are the text's.
@@ -112,6 +115,7 @@ class Heads:
     vocab: np.ndarray | None = None
     publish: Callable[[PyTree], PyTree] = lambda params: params
     unpublish: Callable[[PyTree], PyTree] = lambda params: params
+    grown: Callable[[HeadLM], HeadLM] | None = None
     lay: Callable | None = None
 
 

@@ -118,6 +118,27 @@ def test_heads_that_are_gone_on_with_keep_their_vocabulary_and_hidden_states(pla
         frozen.starting_params(made, setting.lm, eagle3.make_eagle3(made, setting))
 
 
+def test_an_added_layer_and_a_mask_change_nothing_of_the_first_token_at_first(place, tmp_path):
+    _, setting, built = make(place, "eagle3")
+    head_export.export_heads(tmp_path, setting.lm, built.drafter, built.publish(built.params))
+    init = f"init={tmp_path / head_export.MODEL}"
+    rows = make_reader(setting.lm.config, setting.end_of_text, built.layers)
+    rows = rows(setting.lm.params, next(setting.batches))
+    said = []
+    for name in ("eagle3", "p-eagle"):
+        made, setting = setting_of(place, eagle3.Config, *RECIPES[name], init, "num_heads=1")
+        grown = eagle3.make_eagle3(made, setting)
+        begun = frozen.starting_params(made, setting.lm, grown)
+        said.append(logits_of(grown.outputs(begun, setting.lm.params, rows)[0]))
+        assert jax.tree.structure(begun) == jax.tree.structure(grown.params)
+    assert np.std(said[0]) > 0.1
+    np.testing.assert_array_equal(*said)
+
+    made, setting = setting_of(place, eagle3.Config, *RECIPES["p-eagle"], init, "head_dim=4")
+    with pytest.raises(config.ConfigError, match=r"another shape .*layer.head_dim: 8 -> 4"):
+        frozen.starting_params(made, setting.lm, eagle3.make_eagle3(made, setting))
+
+
 def test_a_narrow_head_begins_with_the_directions_in_which_the_targets_tables_are_largest(place):
     _, setting, built = make(place, "narrow")
     table = setting.lm.target.head_table(setting.lm.params)
