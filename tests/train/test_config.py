@@ -78,6 +78,7 @@ SHIPPED = {
     "embedded_kangaroo": kangaroo,
     "embedded_eagle3_base": eagle3,
     "embedded_eagle3": eagle3,
+    "embedded_peagle": eagle3,
     "embedded_mtp": mtp,
     "embedded_block": block,
     "embedded_dspark": dspark,
