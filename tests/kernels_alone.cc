@@ -70,7 +70,7 @@ void Quantized(int bits, int64_t out, int64_t in, int64_t group, bool with_zeros
   const Numbers values = bits == 8 ? Whole(out * in, -128, 127) : Whole(out * in, 0, 15);
   const Array scales(F32, {out, groups}, Random(out * groups, 0.5, 2));
   const Array zeros(S8, with_zeros ? Dims{out, groups} : Dims{0},
-                    with_zeros ? Whole(out * groups, bits == 8 ? -128 : 0, bits == 8 ? 127 : 15) : Numbers{});
+                    with_zeros ? Whole(out * groups, bits == 8 ? -128 : 0, bits == 8 ? 127 : 16) : Numbers{});
   Numbers numbers(out * in);
   Array stored(bits == 8 ? S8 : U8, {out, bits == 8 ? in : in / 2});
   for (int64_t i = 0; i < out * in; ++i) {

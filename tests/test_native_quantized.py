@@ -25,7 +25,7 @@ KINDS = {  # bits, inputs of a group (None: all), whether there are zeros
     "int8 zeros": (8, 64, True),
     "int4": (4, 32, False),
     "int4 wide groups": (4, 96, False),
-    "int4 zeros": (4, 64, True),
+    "int4 zeros": (4, 96, True),
     "int4 channels": (4, None, False),
 }
 # by processors with VNNI
@@ -114,7 +114,7 @@ def test_a_column_in_sixteen_bits_has_a_scale_for_every_1024_inputs_and_says_wha
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("turned", [False, True])
 def test_columns_beyond_those_that_are_packed_at_once_have_the_bits_of_few_columns(kind, turned):
-    weight, x = held(50, 192, kind)[0], normal(192, 520)  # 512 are packed at once
+    weight, x = held(50, 192, kind)[0], normal(192, 520)  # 512 at most are packed at once
     whole = np.asarray(calls.quantized_dots((weight,), x, turned)[0])
     few = np.asarray(product(weight, x[:, 510:515]))
     np.testing.assert_array_equal((whole.T if turned else whole)[:, 510:515], few)
@@ -123,10 +123,10 @@ def test_columns_beyond_those_that_are_packed_at_once_have_the_bits_of_few_colum
 @needs_kernels
 @pytest.mark.parametrize("kind", ["int8", "int4 zeros"])
 def test_numbers_that_are_not_finite_give_the_same_bits_beside_few_columns_and_many(kind):
-    weight, x = held(30, 2304, kind)[0], normal(2304, 9)
+    weight, x = held(30, 2304, kind)[0], normal(2304, 17)
     x[5, 1], x[1030, 2], x[7, 3], x[:, 4], x[:1024, 0] = 1e30, np.inf, np.nan, 0, 1e-38
     many = np.asarray(product(weight, x))
-    assert np.isfinite(many).all(axis=0).tolist() == [True, True, False, False, *[True] * 5]
+    assert np.isfinite(many).all(axis=0).tolist() == [True, True, False, False, *[True] * 13]
     for columns in (1, 5):
         few = np.asarray(product(weight, x[:, :columns]))
         np.testing.assert_array_equal(few, many[:, :columns])

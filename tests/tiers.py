@@ -101,7 +101,7 @@ QUICK = {
     "train/test_unroll.py",
 }
 
-# Those of them whose programs run for seconds: only the emitters of fusions are the former ones.
+# Files of QUICK whose programs run for seconds: only the emitters of fusions are the former ones.
 OPTIMIZED = {"test_acceptance.py"}
 
 # A worker of xdist runs a file whole, because its tests share fixtures and programs. Exceptions:

@@ -2,7 +2,8 @@
 
 Nothing is timed, so a busy machine gives the same table. The prompts are the last ones that ship
 with the package, from files on which nothing was trained. Heads propose as in ``specjax.generate``:
-above temperature 0 they draw their tokens, but in trees that they grow by their own probabilities.
+above temperature 0 they draw their tokens, except in trees that they grow by their own
+probabilities.
 """
 
 from __future__ import annotations

@@ -118,10 +118,10 @@ def _check_begin(config, teacher: models.LM, begin: list[int]) -> None:
             "give the tokens that the decoder begins with, see specjax.models.start_ids"
         )
     most = teacher.config.max_positions or config.data.length + 1
-    if not len(begin) <= config.data.length < most:
+    if not len(begin) < config.data.length < most:
         raise ConfigError(
             f"data.length={config.data.length}: texts begin with {len(begin)} given tokens, and "
-            f"{config.teacher!r} has {most} positions; accepted: {len(begin)} to {most - 1}"
+            f"{config.teacher!r} has {most} positions; accepted: {len(begin) + 1} to {most - 1}"
         )
 
 
@@ -195,7 +195,12 @@ def check_mask(config, pairs: Pairs) -> None:
 
 
 def check_sampled(config) -> None:
-    """Raises ConfigError if a decoder-only target lacks what it needs."""
+    """Raises ConfigError if a decoder-only target lacks what it needs, or is given too much."""
+    if config.start_ids:
+        raise ConfigError(
+            f"start_ids={list(config.start_ids)}: {config.teacher!r} is a decoder-only target, "
+            "whose texts begin with their prompts; leave them out"
+        )
     if not config.source or not config.data.samples:
         raise ConfigError(
             f"source={config.source}, data.samples={list(config.data.samples)}: "

@@ -35,10 +35,11 @@ class Entry:
         no folder and no flag gives it its weights.
       aliases: other names that users may type.
       priority: which of several drafters in a model's own folder ``drafter="auto"`` takes: that of
-        the highest priority, and of equal ones the first registered. The order is that of the
-        accepted drafts in the benchmarks, at temperatures 0 and 1, with equal numbers where the two
-        differ; heads that no benchmark compares, or that lose to all others there, have 0. None:
-        never, as of a base for other drafters.
+        the highest priority, and of equal ones the first registered. By and large, heads that
+        decoded faster in the benchmarks at temperatures 0 and 1 stand above slower ones; where
+        training or temperature changes their order, the number is a judgement. Heads that no
+        benchmark compares, or that lose to all others there, have 0. None: never, as of a base for
+        other drafters.
     """
 
     name: str

@@ -14,10 +14,10 @@ places at once; passes that would change nothing are left out. After as many pas
 guesses are what the same logits say from left to right. The laws of the places are those of the
 last pass, given guesses that are a function of the context.
 
-That is how the most probable tokens are drafted. Where tokens are drawn (``sibling_sampling="iid"``
-or ``"distinct"``, as heads draw above temperature 0), they are drawn from left to right, each from
-a law that is given the tokens before it, at one step of the head a depth. ``in_turn`` asks for one
-of the two whatever is drafted.
+The most probable tokens are drafted by these passes. Where tokens are drawn
+(``sibling_sampling="iid"`` or ``"distinct"``, as heads draw above temperature 0), they are drawn
+from left to right, each from a law that is given the tokens before it, at one step of the head a
+depth. ``in_turn`` asks for one of the two whatever is drafted.
 
 Lossless: yes, under ``greedy`` and ``delta``; with ``sibling_sampling="iid"`` or ``"distinct"``
 also under ``rejection``: the law from which a token is drawn is the law that the draft states.

@@ -266,6 +266,9 @@ def test_windows_of_another_shape_and_a_target_without_a_prompt_are_refused(hear
     made = config.load(specdec.Config, None, words_of(heard, f"sources={tmp_path}"))
     with pytest.raises(config.ConfigError, match="short.npy: features: the shape is"):
         pairs.written_pairs(made, lm)
+    made = dataclasses.replace(made, start_ids=(1,) * made.data.length)
+    with pytest.raises(config.ConfigError, match=f"accepted: {made.data.length + 1} to 47"):
+        pairs._check_begin(made, lm, list(made.start_ids))
     config_of_several = dataclasses.replace(lm.config, start_ids=())
     target = dataclasses.replace(lm.target, config=config_of_several)
     several = dataclasses.replace(lm, target=target)

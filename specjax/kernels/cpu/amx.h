@@ -47,13 +47,11 @@ struct alignas(64) TileConfig {
   asm volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"(int64_t(stride)) : "memory")
 #define TILE_STORE(t, p, stride) \
   asm volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"(int64_t(stride)) : "memory")
-// sum += first second: of pairs of bfloat16, of signed bytes, of signed bytes with bytes from 0 on.
+// sum += first second: of pairs of bfloat16, of signed bytes.
 #define TILE_HALVES(sum, first, second) \
   asm volatile("tdpbf16ps %%tmm" #second ", %%tmm" #first ", %%tmm" #sum ::)
 #define TILE_SIGNED(sum, first, second) \
   asm volatile("tdpbssd %%tmm" #second ", %%tmm" #first ", %%tmm" #sum ::)
-#define TILE_MIXED(sum, first, second) \
-  asm volatile("tdpbsud %%tmm" #second ", %%tmm" #first ", %%tmm" #sum ::)
 
 #endif
 

@@ -2,7 +2,7 @@
 //
 // A tile of weights, 16 rows of 64 inputs, or of 32 in four bits, meets the high and the low bytes of
 // 16 columns, or both bytes of eight columns at once. Weights of eight bits are taken as they lie in
-// memory; those of four become bytes once for all columns. Sums are exact, and every product of
+// memory; those of four become bytes once for every 128 columns. Sums are exact, and every product of
 // floats is that of byte_dots.h or nibble_dots.h, so that a column has the bits that it has there.
 
 #ifndef SPECJAX_AMX_BYTES_H_

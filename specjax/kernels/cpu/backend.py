@@ -78,7 +78,9 @@ class CpuBackend(XlaCpuBackend):
 
     def norm(self, x, weight, bias=None, *, eps, centered=False, plus_one=False):
         arrays = (x, weight) if bias is None else (x, weight, bias)
-        wide = x.size > MOST_COLUMNS_NORMED * len(x) and not fixed_bits()
+        tiles = x.dtype == _BFLOAT16 and library.has_tiles()  # norms go with products
+        most = calls.MOST_TILE_COLUMNS if tiles else MOST_COLUMNS_NORMED
+        wide = x.size > most * len(x) and not fixed_bits()
         if wide or not _takes(*arrays):
             return super().norm(x, weight, bias, eps=eps, centered=centered, plus_one=plus_one)
         return calls.norm(x, weight, bias, eps, centered, plus_one, super().norm)

@@ -14,7 +14,7 @@ import numpy as np
 from .. import narrow, quantized
 
 MOST_COLUMNS = 32  # that sums along inputs are fast for
-MOST_TILE_COLUMNS = 512  # the same of bfloat16 by tiles (AMX), which XLA's product never overtakes
+MOST_TILE_COLUMNS = 2048  # the same of bfloat16 by tiles (AMX): chunks of 16 prompts
 MOST_WEIGHTS = 8  # kMost of the source
 _SUFFIXES = {jnp.dtype(name): f"_{name}" for name in ("bfloat16", "float16")} | {
     jnp.dtype("float32"): ""

@@ -160,7 +160,7 @@ constexpr int64_t kPitch = 2 * kTile;  // floats of a row of sums: of two tiles
 
 // Weights of `rows` rows, of which those of tile t begin at row first[t]; x of one or two tiles of
 // columns. Tiles 0 and 1 are sums of the first columns, 2 and 3 of the second, 4 and 5 weights, 6 and
-// 7 columns. With `fetch` the rows after the upper tile's 32 are fetched.
+// 7 columns. With `fetch` the 32 rows after these two tiles are fetched.
 template <bool kTwo>
 WITH_TILES void TileRows(const Half* upper, const Half* lower, int64_t in, const Half* x,
                          const Half* second, int64_t n, int64_t more, bool fetch, float* sums) {
