@@ -197,6 +197,9 @@ def test_a_decoder_only_target_needs_texts_of_its_own(place):
     made = config.load(specdec.Config, None, [teacher, *SMALL])
     with pytest.raises(config.ConfigError, match=r"source=0, data.samples=\[\].*give source=64"):
         specdec.run(made)
+    made = config.load(specdec.Config, None, [teacher, *SMALL, "start_ids=[1]"])
+    with pytest.raises(config.ConfigError, match=r"start_ids=\[1\]: .* is a decoder-only target"):
+        specdec.run(made)
 
 
 @pytest.fixture(scope="module")
