@@ -21,7 +21,7 @@ from .state import State
 
 def chunk_for(params: PyTree) -> int:
     """Prompt tokens to feed at once to a target with these weights."""
-    leaves = jax.tree.leaves(params, is_leaf=is_quantized)  # with a module's shells
+    leaves = jax.tree.leaves(params, is_leaf=is_quantized)  # a module wraps its weights
     return kernels.of(params).prefill_chunk([w[...] if is_quantized(w) else w for w in leaves])
 
 
