@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from .. import kernels, sharding, trees
 from .._internal.ordering import after
+from ..kernels import prompts
 from ..kernels.interface import PREFILL_CHUNK
 from ..kernels.quantized import is_quantized
 from ..types import Context, Draft, HeadTarget, PyTree, Segment, Verdict
@@ -131,7 +132,7 @@ def _piece(target, drafter, params, tokens, cache, drafter_state, at, end, size,
     draft = Draft(start=at, tokens=piece, scored=steps < num[:, None], topology=topology)
     features = () if unseen else drafter.features
     settings = dict(features=features, logits=False)
-    with checks.missing_target_params(params, target):
+    with checks.missing_target_params(params, target), prompts.reading():
         scores = checks.verified(target, params["target"], cache, draft, **settings)
     path = jnp.broadcast_to(steps, piece.shape)
     count = num - 1

@@ -70,6 +70,7 @@ class Backend(abc.ABC):
         softcap: float | None = None,
         bias: tuple | None = None,
         causal: bool = False,
+        rounded: bool = False,
     ) -> jax.Array:
         """Softmax attention of a few nodes over a cache and over each other.
 
@@ -97,6 +98,8 @@ class Backend(abc.ABC):
             entries, and ``[B or 1, K, G, N, S]`` (or None, without a prefix) for the slots.
           causal: whether ``M = N`` and no node sees an entry after its own, which saves half of
             the work where there is no prefix. ``own_mask`` still holds what a node sees.
+          rounded: whether 16 bits of every number suffice where a prompt is read, as of a model
+            with weights in few bits, whose products round activations so.
 
         Returns:
           ``[B, K, E, G, N]``.
@@ -134,6 +137,10 @@ class Backend(abc.ABC):
           ``[F, ...]``, in the type of ``x``.
         """
 
+    def swiglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        """``silu(gate) * up``, of one shape and type."""
+        return jax.nn.silu(gate) * up
+
     def columns(self, table, index: jax.Array, dtype) -> jax.Array:
         """Rows of a table of embeddings, as columns.
 
@@ -146,6 +153,24 @@ class Backend(abc.ABC):
           ``[H, n]``.
         """
         return quantized.take(table, index, dtype).T
+
+    def write(
+        self, slots: Sequence, entries: Sequence, path: jax.Array, where: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        """Caches with the entries of a path in some of their slots, in the memory of the caches
+        where every read of them comes before.
+
+        Args:
+          slots: caches, each ``[B, K, S, E]``, of any types and sizes but B and S.
+          entries: for each cache ``[B, K, N, E]``, of its type.
+          path: int32 ``[B, T]``, in ``[0, N)``: the entries to be written, one after the other.
+          where: int32 ``[B, T]``, the slot of each of them, none twice in a row; S: it is not
+            written.
+
+        Returns:
+          the caches, each ``[B, K, S, E]``.
+        """
+        return tuple(_scattered(*pair, path, where) for pair in zip(slots, entries, strict=True))
 
     def materialize(self, x: jax.Array) -> jax.Array:
         """``x``, computed once however often it is used, where XLA would compute it each time."""
@@ -204,3 +229,15 @@ class Backend(abc.ABC):
     def devices_share_cores(self) -> bool:
         """Whether several devices are virtual ones, which share the same cores."""
         return False
+
+
+def _scattered(slots, entries, path, where):
+    """``Backend.write`` of one cache."""
+    batch, heads, capacity, size = slots.shape
+    # [B * K, S, E]: with one row and one node, XLA copies a 4-D cache before it scatters
+    rows, where = jnp.arange(batch * heads)[:, None], jnp.repeat(where, heads, axis=0)
+    if entries.shape[2] > 1:
+        entries = jnp.take_along_axis(entries, path[:, None, :, None], axis=2, mode="clip")
+    flat = slots.reshape(batch * heads, capacity, size)
+    entries = entries.reshape(batch * heads, -1, size)
+    return flat.at[rows, where].set(entries, mode="drop").reshape(slots.shape)

@@ -38,6 +38,7 @@ class XlaBackend(Backend):
     def attend(
         self, query, key, value, own_mask, prefix: Any = None, length=None, choice=None, **special
     ):
+        special.pop("rounded", None)  # nothing is rounded here
         return attention.attend(
             query, key, value, own_mask, prefix, length, choice, backend=self, **special
         )

@@ -35,14 +35,14 @@ class XlaCpuBackend(XlaBackend):
         """5 to 7 columns cost a quarter more than 8, and 9 to 15 more than 16: columns of zeros
         fill them up."""
         columns = x.shape[1]
-        few = 4 < columns < 16 and not _on_mesh()  # there, columns lie on several devices
+        few = 4 < columns < 16 and not on_mesh()  # there, columns lie on several devices
         spare = -columns % 8 if few else 0
         y = self._plain_dot(weight, jnp.pad(x, ((0, 0), (0, spare))) if spare else x)
         y = self.fence(y)[:, :columns]
         return y.T if transpose_out else y
 
     def _quantized_by_blocks(self):
-        return not _on_mesh()
+        return not on_mesh()
 
     def einsum_float32(self, subscripts, x, y):
         """The products of other narrow numbers than two of bfloat16 would be narrow on CPUs."""
@@ -55,6 +55,19 @@ class XlaCpuBackend(XlaBackend):
             if x.shape[1] >= narrow.LEAST_COLUMNS:
                 return narrow.einsum("oi,im->om", weight, x).astype(x.dtype)
         return super()._plain_dot(weight, x)
+
+    def write(self, slots, entries, path, where):
+        """As bits: XLA widens a whole cache of bfloat16 before it scatters, and rounds it again."""
+
+        def bits(x):
+            return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+        made = super().write(*[list(map(bits, arrays)) for arrays in (slots, entries)], path, where)
+        pairs = zip(made, slots, strict=True)
+        return tuple(
+            jax.lax.bitcast_convert_type(x, old.dtype) if x.dtype != old.dtype else x
+            for x, old in pairs
+        )
 
     def materialize(self, x):
         """Nothing is fused into a product, and a product with the identity is exact."""
@@ -95,7 +108,7 @@ class XlaCpuBackend(XlaBackend):
         return True
 
 
-def _on_mesh() -> bool:
+def on_mesh() -> bool:
     """Whether arrays are spread over several devices by the compiler's partitioner."""
     mesh = jax.sharding.get_abstract_mesh()
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)

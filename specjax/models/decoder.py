@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import sharding
+from .. import kernels, sharding
 from ..kernels.attention import choice_of
+from ..kernels.quantized import is_quantized
 from ..sharding import DATA, MODEL
 from . import low_bits, remat
 from .attention import attend_spread, within
@@ -92,7 +93,7 @@ class MLP(nnx.Module):
     def __init__(self, config: DecoderConfig, size: int | None = None, *, rngs, param_dtype):
         wide = size or config.intermediate_size
         common = dict(bias=config.mlp_bias, rngs=rngs, param_dtype=param_dtype)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation, self.swiglu = ACTIVATIONS[config.activation], config.activation == "silu"
         self.gate = Linear(config.hidden_size, wide, **common) if config.gated_mlp else None
         self.up = Linear(config.hidden_size, wide, **common)
         self.down = Linear(
@@ -103,6 +104,8 @@ class MLP(nnx.Module):
         if self.gate is None:
             return self.down(self.activation(self.up(x)))
         gate, up = fused_linear(x, self.gate, self.up)
+        if self.swiglu:
+            return self.down(kernels.current().swiglu(gate, up))
         return self.down(self.activation(gate) * up)
 
 
@@ -222,7 +225,9 @@ def run_blocks(
             seen.append(x)
             continue
         full = not c.is_local(i)
-        settings: dict = dict(softcap=c.score_softcap, causal=causal)
+        projection = getattr(block.attention, "q", None)  # latent attention has others
+        rounded = projection is not None and is_quantized(projection.weight[...])
+        settings: dict = dict(softcap=c.score_softcap, causal=causal, rounded=rounded)
         if prefix is not None:
             past = prefix[i] if len(prefix[i]) > 1 else prefix[i] * 2  # latents are both
             settings |= dict(prefix=past, length=length, choice=choices[slots[i]])

@@ -14,11 +14,11 @@ tokens for good, and that of a later token ``i`` lies in slot ``A + (i - A) mod 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 
+from .. import kernels
 from .._internal.ordering import after
 from ..types import PyTree, Verdict
 
@@ -147,29 +147,31 @@ def commit(
     steps = jnp.arange(verdict.path.shape[1])
     position = start[:, None] + steps
     behind = after(verdict.count, jax.tree.leaves(entries)[-1][:, 0, -1])[:, None] - steps
-    path = verdict.path[:, None, :, None]
-
-    def write(slots, fresh, ring, before):
-        batch, heads, capacity, size = slots.shape
-        if fresh.shape[2] < len(steps):
-            raise ValueError(
-                f"kv_cache.commit: the entries are those of {fresh.shape[2]} nodes, and a path has "
-                f"up to {len(steps)}: verify returns the entries of all nodes of the draft, those "
-                "of its argument entries first"
-            )
-        where = slots_of(position, behind, capacity, ring, before)
-        # [B * K, S, E]: with one row and one node, XLA copies a 4-D cache before it scatters
-        rows, where = jnp.arange(batch * heads)[:, None], jnp.repeat(where, heads, axis=0)
-        if fresh.shape[2] > 1:
-            fresh = jnp.take_along_axis(fresh, path, axis=2, mode="clip")
-        flat = slots.reshape(batch * heads, capacity, size)
-        fresh = fresh.reshape(batch * heads, -1, size).astype(slots.dtype)
-        return flat.at[rows, where].set(fresh, mode="drop").reshape(slots.shape)
-
-    if rings is None:
-        return jax.tree.map(partial(write, ring=False, before=0), cache, entries)
-    layers = zip(cache, entries, rings, sinks or [0] * len(rings), strict=True)
+    plain = rings is None
+    kinds = zip(rings or [False] * len(cache), sinks or [0] * len(cache), strict=True)
+    layers = [(cache, entries, (False, 0))] if plain else zip(cache, entries, kinds, strict=True)
+    written, alike = [], {}  # the caches that are written; their numbers by equal slots
+    for slots, new, kind in layers:
+        own = [] if new is None else zip(jax.tree.leaves(slots), jax.tree.leaves(new), strict=True)
+        for x, fresh in own:
+            if fresh.shape[2] < len(steps):
+                raise ValueError(
+                    f"kv_cache.commit: the entries are those of {fresh.shape[2]} nodes, and a path "
+                    f"has up to {len(steps)}: verify returns the entries of all nodes of the "
+                    "draft, those of its argument entries first"
+                )
+            alike.setdefault((x.shape[2], *kind), []).append(len(written))
+            written.append((x, fresh.astype(x.dtype)))
+    for (capacity, *kind), numbers in alike.items():
+        where = slots_of(position, behind, capacity, *kind)
+        given = zip(*[written[i] for i in numbers], strict=True)
+        made = kernels.current().write(*given, verdict.path, where)
+        for i, x in zip(numbers, made, strict=True):
+            written[i] = x
+    found = iter(written)
+    if plain:
+        return jax.tree.map(lambda x: next(found), cache)
     return tuple(
-        slots if new is None else jax.tree.map(partial(write, ring=ring, before=before), slots, new)
-        for slots, new, ring, before in layers
+        slots if new is None else jax.tree.map(lambda x: next(found), slots)
+        for slots, new in zip(cache, entries, strict=True)
     )

@@ -10,6 +10,7 @@
 #define SPECJAX_ATTENTION_H_
 
 #include "attention_slots.h"
+#include "attention_tiles.h"
 #include "attention_wide.h"
 #include "few_columns.h"
 #include "softmax.h"
@@ -173,12 +174,14 @@ template <typename T>
 constexpr auto kNarrow = NarrowTable<T>(Counts{});
 
 // query [B, K, E, G, N], keys and values [B, K, S, E], own keys and values [B, K, M, E],
-// mask [B or 1, M, N], length [B] -> [B, K, E, G, N]. Slots from `length` on are not read.
+// mask [B or 1, M, N], length [B] -> [B, K, E, G, N]. Slots from `length` on are not read. With
+// `tiled`, attention_tiles.h computes what it takes.
 template <typename T, ffi::DataType kType>
 ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<kType> query, ffi::Buffer<kType> keys,
                      ffi::Buffer<kType> values, ffi::Buffer<kType> own_keys,
                      ffi::Buffer<kType> own_values, ffi::Buffer<ffi::PRED> mask,
-                     ffi::Buffer<ffi::S32> length, ffi::ResultBuffer<kType> out) {
+                     ffi::Buffer<ffi::S32> length, [[maybe_unused]] bool tiled,
+                     ffi::ResultBuffer<kType> out) {
   const auto dims = query.dimensions();
   const int64_t batch = dims[0], heads = dims[1], size = dims[2], nodes = dims[4];
   const int64_t columns = dims[3] * nodes, slots = keys.dimensions()[2];
@@ -190,6 +193,20 @@ ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<kType> query, ffi::Buffer
   const int32_t* lengths = length.typed_data();
   T* result = static_cast<T*>(out->untyped_data());
 
+  const auto slots_of = [=](int64_t head) {
+    const int64_t at = head * slots * size, own_at = head * own * size, row = head / heads;
+    const int64_t used = std::clamp<int64_t>(lengths[row], 0, slots);
+    return Both<T>{{{k + at, v + at, used, nullptr},
+                    {ok + own_at, ov + own_at, own, seen + row * mask_step}}};
+  };
+#if defined(SPECJAX_TILED_ATTENTION)
+  if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, float>) {
+    if (tiled && MayTile(size, nodes)) {
+      TiledHeads<T>(pool, batch * heads, q, size, columns, nodes, slots_of, result);
+      return ffi::Error::Success();
+    }
+  }
+#endif
   const bool few = columns <= kFew;
   const WideOrder order = few ? WideOrder{} : OrderOf(columns, nodes);
   const WideMasks masks = few ? WideMasks{} : PadMasks(seen, mask.dimensions()[0], own, nodes);
@@ -199,12 +216,9 @@ ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<kType> query, ffi::Buffer
   const auto tile = [=, &order](int64_t task) {
     const auto [head, part] = WideTask(task, batch * heads, tiles, threads);
     const int64_t row = head / heads;
-    const int64_t at = head * slots * size, own_at = head * own * size;
-    const int64_t used = std::clamp<int64_t>(lengths[row], 0, slots);
     const T* from = q + head * size * columns;
     T* to = result + head * size * columns;
-    const Both<T> both = {{{k + at, v + at, used, nullptr},
-                           {ok + own_at, ov + own_at, own, seen + row * mask_step}}};
+    const Both<T> both = slots_of(head);
     if (few) {
       kNarrow<T>[columns - 1](from, size, nodes, both, to);
     } else {
@@ -237,6 +251,7 @@ auto BindAttention() {
       .template Arg<ffi::Buffer<kType>>()
       .template Arg<ffi::Buffer<ffi::PRED>>()
       .template Arg<ffi::Buffer<ffi::S32>>()
+      .template Attr<bool>("tiled")
       .template Ret<ffi::Buffer<kType>>();
 }
 

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import attention, quantized
-from ..xla_cpu import PREFILL_CHUNK, XlaCpuBackend
+from .. import attention, prompts, quantized
+from ..xla_cpu import PREFILL_CHUNK, XlaCpuBackend, on_mesh
 from . import calls, library
 
 log = logging.getLogger("specjax")
@@ -62,6 +62,7 @@ class CpuBackend(XlaCpuBackend):
     def attend(
         self, query, key, value, own_mask, prefix: Any = None, length=None, choice=None, **special
     ):
+        rounded = special.pop("rounded", False) or query.dtype == _BFLOAT16
         plain = prefix is not None and not any(
             special.get(name) is not None for name in ("window", "softcap", "bias")
         )
@@ -74,7 +75,8 @@ class CpuBackend(XlaCpuBackend):
                 query, key, value, own_mask, (keys, values), length, index
             )
 
-        return calls.attend(query, *prefix, key, value, own_mask, length, by_xla)
+        tiled = bool(rounded and prompts.are_read() and not fixed_bits())
+        return calls.attend(query, *prefix, key, value, own_mask, length, by_xla, tiled)
 
     def norm(self, x, weight, bias=None, *, eps, centered=False, plus_one=False):
         arrays = (x, weight) if bias is None else (x, weight, bias)
@@ -85,11 +87,24 @@ class CpuBackend(XlaCpuBackend):
             return super().norm(x, weight, bias, eps=eps, centered=centered, plus_one=plus_one)
         return calls.norm(x, weight, bias, eps, centered, plus_one, super().norm)
 
+    def swiglu(self, gate, up):
+        few = gate.shape[-1] <= calls.MOST_COLUMNS or fixed_bits()  # XLA fuses these with others
+        by_xla = gate.dtype == _FLOAT32 and few or gate.dtype != up.dtype or on_mesh()
+        if by_xla or not _takes(gate, up):
+            return super().swiglu(gate, up)
+        return calls.swiglu(gate, up, super().swiglu)
+
     def columns(self, table, index, dtype):
         held = not quantized.is_quantized(table) and table.dtype in (_FLOAT32, _BFLOAT16)
         if held and dtype == _FLOAT32 and index.size <= MOST_COLUMNS_NORMED:
             return calls.columns(table, index)
         return super().columns(table, index, dtype)
+
+    def write(self, slots, entries, path, where):
+        """One call for all caches: XLA's loop over single slots takes longer."""
+        if on_mesh():
+            return super().write(slots, entries, path, where)
+        return calls.write(tuple(slots), tuple(entries), path, where)
 
     def materialize(self, x):
         """A call, into which nothing is fused."""
@@ -154,7 +169,10 @@ def _call_for(weights, x):
         loaded = _has("quantized", "quantized weights")
         if loaded and not library.has_byte_dots() and any(map(calls.fits_bytes, weights)):
             _warn(FEW_BITS_WIDENED)
-        return calls.quantized_dots if loaded and (few or library.has_byte_dots()) else None
+        if not loaded or not few and not library.has_byte_dots():
+            return None
+        words = prompts.are_read() and not fixed_bits()
+        return calls.quantized_words if words else calls.quantized_dots
     products = calls.dots if few else calls.many_dots
     return products if x.size and all(_floats(w, _FLOAT32, _BFLOAT16) for w in weights) else None
 

@@ -10,6 +10,7 @@
 #define SPECJAX_BYTE_TILES_H_
 
 #include "byte_columns.h"
+#include "turn.h"
 #include "vectors.h"
 
 namespace {
@@ -18,36 +19,6 @@ namespace {
 
 constexpr int kTall = 3, kAcross = kFew;  // vectors of rows, and columns, of which sums are in registers
 constexpr int64_t kTallRows = kTall * kLanes;
-
-// Turns 16 rows of 16 numbers into columns.
-ALWAYS_INLINE void Turn(__m512i* r) {
-  __m512i t[16];
-  UNROLL
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  UNROLL
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  UNROLL
-  for (int j = 0; j < 4; ++j) {
-    const __m512i a = _mm512_shuffle_i32x4(r[j], r[4 + j], 0x88);
-    const __m512i b = _mm512_shuffle_i32x4(r[j], r[4 + j], 0xdd);
-    const __m512i c = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0x88);
-    const __m512i d = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0xdd);
-    t[j] = _mm512_shuffle_i32x4(a, c, 0x88);
-    t[4 + j] = _mm512_shuffle_i32x4(b, d, 0x88);
-    t[8 + j] = _mm512_shuffle_i32x4(a, c, 0xdd);
-    t[12 + j] = _mm512_shuffle_i32x4(b, d, 0xdd);
-  }
-  UNROLL
-  for (int i = 0; i < 16; ++i) r[i] = t[i];
-}
 
 // Up to kTallRows rows of weights, and their scales.
 struct TallRows {

@@ -66,12 +66,12 @@ def _check_floats(name: str, weights: tuple, x: jax.Array) -> None:
             _check_types(weight=weight)
 
 
-def _products(call: str, weights: tuple, arrays: Iterable, x, transpose_out: bool) -> tuple:
+def _products(call: str, weights: tuple, arrays: Iterable, x, transpose_out: bool, **how) -> tuple:
     """Calls a kernel with the ``arrays`` of all weights."""
     sizes = [(weight.shape[0], x.shape[1]) for weight in weights]
     shapes = [jax.ShapeDtypeStruct(s[::-1] if transpose_out else s, x.dtype) for s in sizes]
     kernel = jax.ffi.ffi_call(call, shapes, vmap_method="sequential")
-    return tuple(kernel(x, *arrays, transpose_out=np.bool_(transpose_out)))
+    return tuple(kernel(x, *arrays, transpose_out=np.bool_(transpose_out), **how))
 
 
 @dots.defjvp
@@ -148,20 +148,24 @@ def _half_dots_backward(transpose_out, kept, slopes):
 _half_dots.defvjp(_half_dots_forward, _half_dots_backward)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def quantized_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def quantized_dots(
+    weights: tuple, x: jax.Array, transpose_out: bool = False, words: bool = False
+) -> tuple:
     """``dots`` of up to 8 weights ``quantized.Quantized``: products with the float32 numbers that
     these stand for, to rounding.
 
-    A column of a result has the same bits, however many others are computed beside it. Where the
-    processor has AVX-512 VNNI, ``x`` is rounded to 16 bits, with one scale for every 1,024 inputs
-    of a column, before it meets weights of which ``fits_bytes`` is true.
+    A column of a result has the same bits, however many others are computed beside it, unless
+    ``words``. Where the processor has AVX-512 VNNI, ``x`` is rounded to 16 bits, with one scale for
+    every 1,024 inputs of a column, before it meets weights of which ``fits_bytes`` is true.
 
     Args:
       weights: each ``[out, in]``, of eight bits with one scale an output or groups of a multiple
         of 32 inputs, or of four bits with such groups. ``out`` and kinds may differ.
       x: ``[in, M]``, float32.
       transpose_out: whether the results are ``[M, out]``.
+      words: whether weights of four bits may meet more than 32 columns in 16 bits, where the
+        processor has tiles (AMX): scaled, and rounded with one scale for every 1,024 inputs.
 
     Raises:
       ValueError: other shapes or types; the kernel itself checks nothing.
@@ -177,7 +181,14 @@ def quantized_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) ->
             )
         zero = jnp.zeros((0,), jnp.int8) if weight.zero is None else weight.zero
         arrays += [weight.qvalue, weight.scale, zero]
-    return _products("specjax_quantized", weights, arrays, x, transpose_out)
+    how = dict(words=np.bool_(words))
+    return _products("specjax_quantized", weights, arrays, x, transpose_out, **how)
+
+
+def quantized_words(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
+    """``quantized_dots`` with ``words``."""
+    made: Any = quantized_dots(weights, x, transpose_out, True)
+    return made
 
 
 def fits(weight) -> bool:
@@ -205,7 +216,7 @@ def fits_bytes(weight) -> bool:
 
 
 @quantized_dots.defjvp
-def _quantized_dots_jvp(transpose_out, primals, tangents):
+def _quantized_dots_jvp(transpose_out, words, primals, tangents):
     """With respect to scales and ``x``; integers have no derivative."""
     (weights, x), (d_weights, d_x) = primals, tangents
 
@@ -215,17 +226,19 @@ def _quantized_dots_jvp(transpose_out, primals, tangents):
 
     scales, d_scales = [w.scale for w in weights], [d.scale for d in d_weights]
     _, changes = jax.jvp(plain, (scales, x), (d_scales, d_x))
-    made = quantized_dots(weights, x, transpose_out)
+    made = quantized_dots(weights, x, transpose_out, words)
     return made, tuple(y.T if transpose_out else y for y in changes)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(7,))
-def attend(query, keys, values, own_keys, own_values, own_mask, length, by_xla) -> jax.Array:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(7, 8))
+def attend(
+    query, keys, values, own_keys, own_values, own_mask, length, by_xla, tiled=False
+) -> jax.Array:
     """Softmax attention over ``length`` slots of a cache and a draft's own entries.
 
     All are float32, or all are bfloat16 or float16, whose result is computed in float32 and rounded
     once. The result of a node has the same bits, however many others there are and whether the
-    entries that it sees are in the cache or the draft's own.
+    entries that it sees are in the cache or the draft's own, unless ``tiled``.
 
     Args:
       query: ``[B, K, E, G, N]``, not scaled.
@@ -234,6 +247,8 @@ def attend(query, keys, values, own_keys, own_values, own_mask, length, by_xla) 
       own_mask: bool ``[B or 1, M, N]``: node ``n`` sees entry ``m``.
       length: int32 ``[B]``.
       by_xla: a function of these seven by XLA, for derivatives.
+      tiled: whether more than 32 nodes, a multiple of 16, may be computed by tiles (AMX), where the
+        processor has them: weights are then rounded to bfloat16, of float32 all numbers to 16 bits.
 
     Returns:
       ``[B, K, E, G, N]``.
@@ -261,11 +276,12 @@ def attend(query, keys, values, own_keys, own_values, own_mask, length, by_xla) 
     shape = jax.ShapeDtypeStruct(query.shape, query.dtype)
     name = f"specjax_attention{_SUFFIXES[query.dtype]}"
     call = jax.ffi.ffi_call(name, shape, vmap_method="sequential")
-    return call(query, keys, values, own_keys, own_values, own_mask, length)
+    tiles = dict(tiled=np.bool_(tiled))
+    return call(query, keys, values, own_keys, own_values, own_mask, length, **tiles)
 
 
 @attend.defjvp
-def _attend_jvp(by_xla, primals, tangents):
+def _attend_jvp(by_xla, tiled, primals, tangents):
     return jax.jvp(by_xla, primals, tangents)
 
 
@@ -296,6 +312,30 @@ def norm(x, weight, bias, eps: float, centered: bool, plus_one: bool, by_xla) ->
 def _norm_jvp(eps, centered, plus_one, by_xla, primals, tangents):
     plain = functools.partial(by_xla, eps=eps, centered=centered, plus_one=plus_one)
     return jax.jvp(plain, primals, tangents)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def swiglu(gate: jax.Array, up: jax.Array, by_xla) -> jax.Array:
+    """``Backend.swiglu``, computed in float32 and rounded once.
+
+    Args:
+      gate, up: of one shape, float32, bfloat16 or float16.
+      by_xla: ``Backend.swiglu`` by XLA, for derivatives.
+
+    Raises:
+      ValueError: other shapes or types; the kernel itself checks nothing.
+    """
+    _check_types(_kind_of(gate), gate=gate, up=up)
+    if gate.shape != up.shape:
+        raise ValueError(f"swiglu: gate {gate.shape} and up {up.shape} do not fit")
+    shape = jax.ShapeDtypeStruct(gate.shape, gate.dtype)
+    name = f"specjax_swiglu{_SUFFIXES[gate.dtype]}"
+    return jax.ffi.ffi_call(name, shape, vmap_method="broadcast_all")(gate, up)
+
+
+@swiglu.defjvp
+def _swiglu_jvp(by_xla, primals, tangents):
+    return jax.jvp(by_xla, primals, tangents)
 
 
 def argmax(x: jax.Array) -> jax.Array:
@@ -344,6 +384,29 @@ def copy(x: jax.Array) -> jax.Array:
 def _copy_jvp(primals, tangents):
     (x,), (change,) = primals, tangents
     return copy(x), change
+
+
+def write(slots: tuple, entries: tuple, path: jax.Array, where: jax.Array) -> tuple:
+    """``Backend.write``, in one call.
+
+    Raises:
+      ValueError: arrays that do not fit; the kernel itself checks nothing.
+    """
+    for cache, new in zip(slots, entries, strict=True):
+        kept = [n for axis, n in enumerate(new.shape) if axis != 2]
+        if kept != [n for axis, n in enumerate(cache.shape) if axis != 2]:
+            raise ValueError(f"write: entries {new.shape} and a cache {cache.shape} do not fit")
+        if new.dtype != cache.dtype:
+            raise ValueError(f"write: entries {new.dtype} and a cache {cache.dtype} do not fit")
+    for array in (path, where):
+        if array.dtype != jnp.int32 or array.shape != (slots[0].shape[0], path.shape[1]):
+            raise ValueError(
+                f"write: path {path.shape}, where {where.shape}, slots {slots[0].shape}"
+            )
+    shapes = [jax.ShapeDtypeStruct(cache.shape, cache.dtype) for cache in slots]
+    same = {2 + i: i for i in range(len(slots))}
+    how: dict[str, Any] = dict(vmap_method="sequential", input_output_aliases=same)
+    return tuple(jax.ffi.ffi_call("specjax_write", shapes, **how)(path, where, *slots, *entries))
 
 
 def _kind_of(x: jax.Array):

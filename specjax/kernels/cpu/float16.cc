@@ -2,6 +2,7 @@
 //
 // As in kernels.cc, a column and a node have the same bits, however many others there are.
 
+#include "activation.h"
 #include "attention.h"
 #include "float16.h"
 #include "norm.h"
@@ -42,5 +43,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProductsFloat16, Products, BindProducts<ffi
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxAttentionFloat16, (Attention<Float16, ffi::F16>),
                               BindAttention<ffi::F16>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxSwigluFloat16, (Swiglu<Float16, ffi::F16>),
+                              BindSwiglu<ffi::F16>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxNormFloat16, (Norm<Float16, ffi::F16>), BindNorm<ffi::F16>());

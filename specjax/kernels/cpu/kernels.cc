@@ -5,6 +5,7 @@
 //
 // One translation unit, so that the library is compiled in one call of the compiler.
 
+#include "activation.h"
 #include "argmax.h"
 #include "attention.h"
 #include "dots.h"
@@ -43,6 +44,18 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxAttentionBfloat16, (Attention<Half, ffi::BF
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxNorm, (Norm<float, ffi::F32>), BindNorm<ffi::F32>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxNormBfloat16, (Norm<Half, ffi::BF16>), BindNorm<ffi::BF16>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxSwiglu, (Swiglu<float, ffi::F32>), BindSwiglu<ffi::F32>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxSwigluBfloat16, (Swiglu<Half, ffi::BF16>),
+                              BindSwiglu<ffi::BF16>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxWrite, Write,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .RemainingArgs()
+                                  .RemainingRets());
 
 // Whether products of bfloat16 are made by tiles.
 extern "C" int SpecjaxHasTiles() { return ChosenWay() == kTiles; }

@@ -30,12 +30,16 @@ SYMBOLS = {
         "specjax_norm_bfloat16": "SpecjaxNormBfloat16",
         "specjax_products": "SpecjaxProducts",
         "specjax_products_bfloat16": "SpecjaxProductsBfloat16",
+        "specjax_swiglu": "SpecjaxSwiglu",
+        "specjax_swiglu_bfloat16": "SpecjaxSwigluBfloat16",
+        "specjax_write": "SpecjaxWrite",
     },
     "quantized": {"specjax_quantized": "SpecjaxQuantized"},
     "float16": {
         "specjax_attention_float16": "SpecjaxAttentionFloat16",
         "specjax_norm_float16": "SpecjaxNormFloat16",
         "specjax_products_float16": "SpecjaxProductsFloat16",
+        "specjax_swiglu_float16": "SpecjaxSwigluFloat16",
     },
 }
 

@@ -7,6 +7,7 @@
 // (nibble_dots.h), and both with any number of columns (byte_tiles.h, amx_bytes.h).
 
 #include "amx_bytes.h"
+#include "amx_words.h"
 #include "byte_dots.h"
 #include "byte_tiles.h"
 #include "nibble_dots.h"
@@ -265,22 +266,23 @@ constexpr std::array<std::array<Rows, kFew>, 3> kRows = {
     {Table<kChannel>(Counts{}), Table<kEight>(Counts{}), Table<kFour>(Counts{})}};
 
 #if defined(SPECJAX_BYTE_DOTS)
-// Products of rows in eight and in four bits with many columns: by dot products, and by tiles.
+// Products of rows in eight and in four bits with many columns: by dot products, by tiles, and by
+// tiles with four bits as 16.
 using ManyBy = void (*)(const TallRows&, const ManyColumns&, float*, To);
-constexpr ManyBy kProducts[2][2] = {{&TallProducts<false>, &TallProducts<true>},
+constexpr ManyBy kProducts[3][2] = {{&TallProducts<false>, &TallProducts<true>},
 #if defined(SPECJAX_TILES)
-                                    {&TileProducts<false>, &TileProducts<true>}
-#else
-                                    {nullptr, nullptr}
+                                    {&TileProducts<false>, &TileProducts<true>},
+                                    {&TileProducts<false>, &WordProducts}
 #endif
 };
 #endif
 
 // x [in, columns]; of each weight three arrays: values int8 [out, in] or uint8 [out, in / 2], scales
 // float32 [out, groups], zeros int8 [out, groups] or none at all [0] -> results [out, columns] each,
-// or, with `transpose_out`, [columns, out].
+// or, with `transpose_out`, [columns, out]. With `words`, weights of four bits may become 16 bits for
+// many columns.
 ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::RemainingArgs arrays,
-                     bool transpose_out, ffi::RemainingRets results) {
+                     bool transpose_out, [[maybe_unused]] bool words, ffi::RemainingRets results) {
   struct Part {
     Weight weight;
     Kind kind;
@@ -321,6 +323,7 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
   const bool eights = std::any_of(first, end, eight), fours = std::any_of(first, end, four);
   const bool tiles = HasByteTiles() && columns >= kEightColumns && (!fours || columns >= kFourColumns);
   const bool many = tiles || columns >= kManyColumns;
+  const int way = !tiles ? 0 : words && columns >= kWordColumns ? 2 : 1;  // of kProducts
   if (many && (eights || fours)) {
     std::array<Part, kMost> tall;
     const auto last = std::copy_if(first, end, tall.begin(), as_bytes);
@@ -329,7 +332,7 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
     const int64_t most = tiles ? kAmxColumns : kMostColumns;
     for (int64_t column = 0; column < columns; column += most) {
       const int64_t some = std::min(most, columns - column);
-      const bool halves = tiles && some <= kLanes / 2;
+      const bool halves = way == 1 && some <= kLanes / 2;
       const ManyColumns packed = PackMany(pool, x.typed_data() + column, in, some, columns, halves);
       Parallel(pool, tasks, [=](int64_t task) {
         const auto [part, begin, height] = ShareOf(tall.data(), task, rows);
@@ -337,7 +340,7 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
         const Weight w = part->weight.From(begin);
         const TallRows held{w.values, w.scales, w.zeros, w.bytes, w.groups, w.group, height};
         float* y = part->result + begin * to.down + column * to.across;
-        kProducts[tiles][part->kind == kFour](held, packed, y, to);
+        kProducts[way][part->kind == kFour](held, packed, y, to);
       });
     }
     count = std::remove_if(first, end, as_bytes) - first;
@@ -382,7 +385,14 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxQuantized, Quantized, BindProducts());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxQuantized, Quantized,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .RemainingArgs()
+                                  .Attr<bool>("transpose_out")
+                                  .Attr<bool>("words")
+                                  .RemainingRets());
 
 // Whether bytes are multiplied as such, and the number of columns is not limited.
 extern "C" int SpecjaxHasByteDots() {

@@ -39,6 +39,35 @@ ffi::Error Columns(ffi::AnyBuffer table, ffi::Buffer<ffi::S32> index,
   return ffi::Error::Success();
 }
 
+// Caches [B, K, S, E] and as many entries [B, K, N, E], of any types -> the caches, in the same memory
+// where that may be, in whose slots where[b, t] are the entries of nodes path[b, t]; what is to be in
+// no slot has S there.
+ffi::Error Write(ffi::Buffer<ffi::S32> path, ffi::Buffer<ffi::S32> where, ffi::RemainingArgs arrays,
+                 ffi::RemainingRets results) {
+  const int64_t batch = path.dimensions()[0], steps = path.dimensions()[1];
+  const size_t count = results.size();
+  for (size_t i = 0; i < count; ++i) {
+    const auto cache = arrays.get<ffi::AnyBuffer>(i), entries = arrays.get<ffi::AnyBuffer>(count + i);
+    auto result = results.get<ffi::AnyBuffer>(i);
+    if (!cache || !entries || !result) return ffi::Error::InvalidArgument("write: buffers");
+    const auto dims = cache->dimensions();
+    const int64_t heads = dims[1], slots = dims[2], nodes = entries->dimensions()[2];
+    const int64_t bytes = dims[3] * int64_t(ffi::ByteWidth(cache->element_type()));
+    const char* from = static_cast<const char*>(entries->untyped_data());
+    char* to = static_cast<char*>((*result)->untyped_data());
+    if (to != cache->untyped_data()) std::memcpy(to, cache->untyped_data(), cache->size_bytes());
+    for (int64_t row = 0; row < batch * heads; ++row) {
+      const int64_t first = row / heads * steps;
+      for (int64_t t = first; t < first + steps; ++t) {
+        const int64_t slot = where.typed_data()[t], node = path.typed_data()[t];
+        if (slot < 0 || slot >= slots || node < 0 || node >= nodes) continue;
+        std::memcpy(to + (row * slots + slot) * bytes, from + (row * nodes + node) * bytes, bytes);
+      }
+    }
+  }
+  return ffi::Error::Success();
+}
+
 // x -> x, in the same memory where that may be.
 ffi::Error Copy(ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> out) {
   if (x.untyped_data() != out->untyped_data())

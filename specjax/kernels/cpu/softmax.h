@@ -51,16 +51,20 @@ inline Vec Clamped(Vec f) {
 #endif
 }
 
-// 2^(t - n), relative error below 2e-7 (Cephes).
-inline Vec Weights(Vec t, Vec n) {
-  const Vec whole = Round(t), f = Clamped(t - whole);  // within a half, unless t is beyond 2^22
+// 2^f of f between -1/2 and 1/2, relative error below 2e-7 (Cephes).
+inline Vec Fraction(Vec f) {
   Vec p = Fma(All(1.535336188e-4f), f, All(1.339887440e-3f));
   p = Fma(p, f, All(9.618437357e-3f));
   p = Fma(p, f, All(5.550332471e-2f));
   p = Fma(p, f, All(2.402264791e-1f));
   p = Fma(p, f, All(6.931472029e-1f));
-  p = Fma(p, f, All(1.0f));
-  return Scaled(p, whole - n);
+  return Fma(p, f, All(1.0f));
+}
+
+// 2^(t - n).
+inline Vec Weights(Vec t, Vec n) {
+  const Vec whole = Round(t), f = Clamped(t - whole);  // within a half, unless t is beyond 2^22
+  return Scaled(Fraction(f), whole - n);
 }
 
 // x where `seen` is true, and kHidden elsewhere.

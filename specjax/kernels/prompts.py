@@ -1,0 +1,28 @@
+"""Whether a pass that is being traced reads a prompt, so that no round repeats its results."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+
+_reading = contextvars.ContextVar("reading a prompt", default=False)
+
+
+@contextlib.contextmanager
+def reading():
+    """A context in which passes are traced that read prompts.
+
+    Plain and speculative decoding read a prompt alike, but may see one token alone or beside
+    others afterwards. A backend may therefore read prompts by operations whose last bits depend on
+    the width of a pass, where these are faster.
+    """
+    token = _reading.set(True)
+    try:
+        yield
+    finally:
+        _reading.reset(token)
+
+
+def are_read() -> bool:
+    """Whether the pass that is being traced reads a prompt."""
+    return _reading.get()

@@ -1,0 +1,197 @@
+"""What the kernels compute by tiles where a prompt is read, and the calls that replace several of
+XLA's operations: entries of caches, and activations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_native import attention_case, by_hand, normal
+from test_native_quantized import held
+
+from specjax import kernels
+from specjax.kernels import prompts
+from specjax.kernels.cpu import backend, calls, library
+from specjax.kernels.cpu.backend import CpuBackend
+from specjax.kernels.quantized import Quantized
+from specjax.kernels.xla import XlaBackend
+from specjax.kernels.xla_cpu import XlaCpuBackend
+from specjax.models import kv_cache
+from specjax.types import Verdict
+
+problem = library.register() or library.register("quantized") or library.register("float16")
+pytestmark = pytest.mark.skipif(problem is not None, reason=f"no kernels: {problem}")
+needs_tiles = pytest.mark.skipif(not library.has_tiles(), reason="a processor without tiles (AMX)")
+
+# batch, heads, size of a head, groups, nodes, own entries, slots
+PROMPTS = [
+    (1, 4, 64, 3, 128, 128, 300),
+    (2, 1, 32, 1, 48, 48, 128),
+    (1, 2, 96, 3, 112, 130, 500),
+    (3, 1, 128, 1, 64, 64, 40),
+    (1, 3, 64, 1, 80, 80, 1),
+]
+
+
+def narrow(arrays, dtype):
+    return [jnp.asarray(x, dtype) for x in arrays]
+
+
+def tiled(case, dtype, shift=0):
+    """Attention by tiles, and its definition in float64, of the same numbers."""
+    query, key, value, mask, prefix, length = attention_case(*case)
+    arrays = narrow((query, *prefix, key, value), dtype)
+    call = jax.jit(lambda *arrays: calls.attend(*arrays, None, True))
+    got = call(*arrays, mask, np.clip(length + shift, 0, case[-1]))
+    query, *prefix, key, value = (np.asarray(x, np.float64) for x in arrays)
+    return np.asarray(got, np.float64), by_hand(query, key, value, mask, prefix, length)
+
+
+@needs_tiles
+@pytest.mark.parametrize("dtype, most", [("bfloat16", 1.5e-2), ("float32", 1e-4)])
+@pytest.mark.parametrize("case", PROMPTS)
+def test_attention_by_tiles_is_softmax_attention(case, dtype, most):
+    got, wanted = tiled(case, dtype)
+    assert np.abs(got - wanted).max() < most * np.abs(wanted).max()
+    exact = jax.jit(lambda *arrays: calls.attend(*arrays, None))
+    query, key, value, mask, prefix, length = attention_case(*case)
+    plain = exact(*narrow((query, *prefix, key, value), dtype), mask, length)
+    assert (np.asarray(plain, np.float64) != got).any()  # the tiles have computed it
+
+
+@needs_tiles
+def test_fault_one_slot_less_is_seen_by_that_measure():
+    got, wanted = tiled(PROMPTS[0], "bfloat16", shift=-1)
+    assert np.abs(got - wanted).max() > 1.5e-2 * np.abs(wanted).max()
+
+
+@needs_tiles
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_slots_that_are_not_used_may_hold_anything(dtype):
+    query, key, value, mask, prefix, length = attention_case(1, 2, 64, 2, 48, 48, 200)
+    length = np.asarray([77], np.int32)
+    spoiled = [np.where(np.arange(200)[:, None] < 77, x, np.nan) for x in prefix]
+    call = jax.jit(lambda *arrays: calls.attend(*arrays, None, True))
+    outs = [
+        call(*narrow((query, *slots, key, value), dtype), mask, length)
+        for slots in (prefix, spoiled)
+    ]
+    np.testing.assert_array_equal(*outs)
+
+
+@needs_tiles
+@pytest.mark.parametrize("kind", ["int4", "int4 zeros", "int4 wide groups", "int4 channels"])
+@pytest.mark.parametrize("out, size, columns", [(61, 192, 33), (25, 2304, 130), (530, 576, 64)])
+def test_products_of_four_bits_as_sixteen_are_exact_to_that_rounding(kind, out, size, columns):
+    weight, numbers = held(out, size, kind)
+    x = normal(size, columns)
+    exact = numbers @ x.astype(np.float64)
+    steps = np.abs(numbers).max() / 32639 * np.abs(x).sum(axis=0).max()
+    steps += np.abs(x).max() / 32639 * np.abs(numbers).sum(axis=1).max()
+    for turned in (False, True):
+        (got,) = jax.jit(calls.quantized_words, static_argnums=2)((weight,), x, turned)
+        error = np.abs(np.asarray(got.T if turned else got) - exact)
+        assert error.max() < steps
+        assert np.sqrt(np.mean(error**2)) < 2e-4 * np.sqrt(np.mean(exact**2))
+    shifted = Quantized(weight.qvalue, weight.scale * 1.002, weight.zero)
+    error = np.asarray(calls.quantized_words((shifted,), x)[0]) - exact
+    assert np.sqrt(np.mean(error**2)) > 2e-4 * np.sqrt(np.mean(exact**2))  # the planted fault
+
+
+@needs_tiles
+def test_scales_that_are_not_finite_spoil_their_rows_alone():
+    weight, _ = held(61, 192, "int4")
+    spoiled = Quantized(weight.qvalue, weight.scale.at[3, 2].set(jnp.nan).at[9, 0].set(jnp.inf))
+    got = np.asarray(calls.quantized_words((spoiled,), normal(192, 40))[0])
+    assert np.flatnonzero(~np.isfinite(got).all(axis=1)).tolist() == [3, 9]
+
+
+@needs_tiles
+def test_only_prompts_are_read_by_tiles_and_not_with_fixed_bits(monkeypatch):
+    taken = []
+    monkeypatch.setattr(calls, "attend", lambda *arguments: taken.append(arguments[-1]))
+    weight, x = held(37, 192, "int4")[0], jnp.zeros((192, 40))
+    query, key, value, mask, prefix, length = map(
+        lambda x: jax.tree.map(jnp.asarray, x), attention_case(1, 2, 64, 1, 48, 48, 64)
+    )
+
+    def ways():
+        for rounded in (False, True):
+            CpuBackend().attend(query, key, value, mask, prefix, length, 0, rounded=rounded)
+        half = narrow((query, key, value), "bfloat16"), tuple(narrow(prefix, "bfloat16"))
+        CpuBackend().attend(*half[0], mask, half[1], length, 0)
+        found = *taken[-3:], backend._call_for((weight,), x) is calls.quantized_words
+        return found
+
+    assert ways() == (False, False, False, False)
+    with prompts.reading():
+        assert ways() == (False, True, True, True)
+        monkeypatch.setenv("SPECJAX_BITS", "fixed")
+        assert ways() == (False, False, False, False)
+
+
+@pytest.mark.parametrize(
+    "dtype, most", [("float32", 1e-6), ("bfloat16", 2**-8), ("float16", 2**-10)]
+)
+def test_an_activation_is_computed_in_float32_and_rounded_once(dtype, most):
+    extreme = [0, -200, 200, 88, -88, np.inf, np.nan]
+    gate = jnp.asarray(np.concatenate([6 * normal(20_000), extreme]), dtype)
+    up = jnp.asarray(np.concatenate([normal(20_000, seed=1), np.ones(7)]), dtype)
+    got = np.asarray(jax.jit(CpuBackend().swiglu)(gate[:, None], up[:, None])[:, 0], np.float64)
+    x, y = np.asarray(gate, np.float64), np.asarray(up, np.float64)
+    with np.errstate(over="ignore"):
+        wanted = x / (1 + np.exp(-x)) * y
+    least = {"float32": 1e-30, "bfloat16": 1e-30, "float16": 2.0**-13}[dtype]
+    np.testing.assert_allclose(got, wanted, rtol=most, atol=least)
+
+
+def test_an_activation_has_the_derivatives_of_xlas():
+    gate, up = normal(3, 40), normal(3, 40, seed=1)  # more columns than XLA takes
+    slopes = [
+        jax.grad(lambda g, u, on=on: jnp.sum(jnp.sin(on.swiglu(g, u))), argnums=(0, 1))(gate, up)
+        for on in (CpuBackend(), XlaBackend())
+    ]
+    for got, wanted in zip(*slopes, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def committing(dtype, sizes=(4, 1)):
+    """Caches of two rows, entries of five nodes, and a path of three with the slots of its nodes,
+    of which some are written nowhere."""
+    rng = np.random.default_rng(0)
+    draw = lambda shape: jnp.asarray(rng.integers(0, 100, shape)).astype(dtype)  # noqa: E731
+    slots, entries = ([draw((3, 2, n, e)) for e in sizes] for n in (11, 5))
+    path = jnp.asarray([[0, 1, 2], [0, 2, 4], [3, 4, 4]], jnp.int32)
+    where = jnp.asarray([[9, 10, 11], [0, 1, 2], [11, 11, 11]], jnp.int32)
+    return slots, entries, path, where
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "uint8"])
+def test_entries_are_written_into_the_slots_of_their_path_and_nowhere_else(dtype):
+    given = committing(dtype)
+    wanted = XlaBackend().write(*given)
+    made = [jax.jit(on.write)(*given) for on in (CpuBackend(), XlaCpuBackend())]
+    for got, other, one in zip(*made, wanted, strict=True):
+        np.testing.assert_array_equal(got, one)
+        np.testing.assert_array_equal(other, one)
+        assert (np.asarray(got) != np.asarray(given[0][0 if got.shape[3] > 1 else 1])).any()
+    with pytest.raises(ValueError, match="entries .* and a cache .* do not fit"):
+        calls.write(tuple(given[0]), tuple(reversed(given[1])), *given[2:])
+
+
+@pytest.mark.parametrize("on", [CpuBackend, XlaCpuBackend])
+def test_a_cache_of_bfloat16_is_never_widened(on, monkeypatch):
+    """XLA's scatter widens the whole cache on CPUs, which took longer than all else of a pass."""
+    cache = ((jnp.zeros((1, 2, 512, 64), jnp.bfloat16),) * 2,) * 2
+    entries = ((jnp.ones((1, 2, 4, 64), jnp.bfloat16),) * 2,) * 2
+    path = jnp.arange(4, dtype=jnp.int32)[None]
+    count, token = jnp.full((1,), 3), jnp.zeros((1,), jnp.int32)
+    given = entries, jnp.zeros((1,), jnp.int32), Verdict(path=path, count=count, token=token)
+
+    def of_cache_size(backend):
+        monkeypatch.setattr(kernels, "current", lambda: backend)
+        commit = jax.jit(lambda *given: kv_cache.commit(*given), donate_argnums=0)
+        text = commit.lower(cache, *given).compile().as_text()
+        return [line for line in text.splitlines() if "f32[" in line and "512,64]" in line]
+
+    assert of_cache_size(on()) == []
+    assert of_cache_size(XlaBackend())  # the planted fault
