@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from specjax.models import remat
 
 BLOCK = 512  # queries scored at once, so that memory grows linearly with the length of a row
+SPAN = 128  # queries of a short row that see the entries up to the last of them, not later ones
 
 
 def attend(query, entries, segments, window=None):
@@ -45,12 +46,14 @@ def attend(query, entries, segments, window=None):
     own = [jnp.sum(query * key[:, :, None], axis=-1) for key, _ in later]  # [B, K, G, T] each
     index = jnp.arange(steps)
 
-    def behind(query, own, here, segment):
-        """Attention of a block of queries ``[B, K, G, W, E]`` at the positions ``here [W]``."""
-        sees = (index <= here[:, None]) & (segments[:, None] == segment[:, :, None])
+    def behind(query, own, here, segment, end=steps):
+        """Attention of a block of queries ``[B, K, G, W, E]`` at the positions ``here [W]``, all
+        of them before ``end``."""
+        key, value = keys[:, :, :end], values[:, :, :end]
+        sees = (index[:end] <= here[:, None]) & (segments[:, None, :end] == segment[:, :, None])
         if window is not None:
-            sees &= (index > here[:, None] - window[0]) | window[1][:, None]
-        scores = jnp.einsum("bkgwe,bkte->bkgwt", query, keys, preferred_element_type=jnp.float32)
+            sees &= (index[:end] > here[:, None] - window[0]) | window[1][:, None, :end]
+        scores = jnp.einsum("bkgwe,bkte->bkgwt", query, key, preferred_element_type=jnp.float32)
         scores = jnp.where(sees[:, None, None], scores, -jnp.inf)
         top = jnp.max(scores, axis=-1)  # finite: a position sees its own entry
         for score in own:
@@ -59,11 +62,24 @@ def attend(query, entries, segments, window=None):
         weights = jnp.exp(scores - top[..., None])
         rest = [jnp.exp(score - top) for score in own]
         total = jnp.sum(weights, axis=-1) + sum(rest)
-        out = jnp.einsum("bkgwt,bkte->bkgwe", weights.astype(values.dtype), values)
+        out = jnp.einsum("bkgwt,bkte->bkgwe", weights.astype(value.dtype), value)
         return out / total[..., None], [share / total for share in rest]
 
     if steps <= BLOCK:
-        out, shares = behind(query, own, index, segments)
+        spans = [slice(start, min(start + SPAN, steps)) for start in range(0, steps, SPAN)]
+        found = [
+            behind(
+                query[:, :, :, span],
+                [x[..., span] for x in own],
+                index[span],
+                segments[:, span],
+                span.stop,
+            )
+            for span in spans
+        ]
+        outs, parts = zip(*found, strict=True)
+        out = jnp.concatenate(outs, axis=3)
+        shares = [jnp.concatenate(own, axis=3) for own in zip(*parts, strict=True)]
     else:
         spare = -steps % BLOCK
 
