@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import attention, prompts, quantized
+from .. import attention, interface, prompts, quantized
 from ..xla_cpu import PREFILL_CHUNK, XlaCpuBackend, on_mesh
 from . import calls, library
 
@@ -119,8 +119,11 @@ class CpuBackend(XlaCpuBackend):
             not held or _has("quantized", "quantized weights") and library.has_byte_dots()
         )
         by_tiles = kinds == {_BFLOAT16} and not held and library.has_tiles()
-        if floats and as_bytes or by_tiles:
-            return PREFILL_CHUNK
+        if by_tiles:
+            return interface.PREFILL_CHUNK
+        if floats and as_bytes:
+            opened = library.has_tiles() and any(w.bits == 4 for w in held)
+            return interface.PREFILL_CHUNK if opened else PREFILL_CHUNK  # opened once a chunk
         return super().prefill_chunk(weights)
 
     def argmax(self, x):

@@ -329,7 +329,7 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
     const auto last = std::copy_if(first, end, tall.begin(), as_bytes);
     const int64_t rows = tiles ? TaskRows(pool, total * in, total, kAmxRows) : kTallRows;
     const int64_t tasks = DivideParts(tall.data(), last - tall.begin(), rows);
-    const int64_t most = tiles ? kAmxColumns : kMostColumns;
+    const int64_t most = way == 2 ? 2 * kAmxColumns : tiles ? kAmxColumns : kMostColumns;
     for (int64_t column = 0; column < columns; column += most) {
       const int64_t some = std::min(most, columns - column);
       const bool halves = way == 1 && some <= kLanes / 2;
