@@ -22,8 +22,12 @@ from .state import State
 
 def chunk_for(params: PyTree) -> int:
     """Prompt tokens to feed at once to a target with these weights."""
+    return kernels.of(params).prefill_chunk(_weights(params))
+
+
+def _weights(params: PyTree) -> list:
     leaves = jax.tree.leaves(params, is_leaf=is_quantized)  # a module wraps its weights
-    return kernels.of(params).prefill_chunk([w[...] if is_quantized(w) else w for w in leaves])
+    return [w[...] if is_quantized(w) else w for w in leaves]
 
 
 def start(
@@ -52,7 +56,8 @@ def start(
     chunk = min(chunk, width, capacity)
     begin = jnp.zeros((batch,), jnp.int32)
     given = params, cache, drafter_state, tokens, begin, lengths - 1
-    cache, drafter_state = _feed(target, drafter, *given, chunk, _apart(drafter, width))
+    apart = _apart(drafter, width, params)
+    cache, drafter_state = _feed(target, drafter, *given, chunk, apart)
     state = states.initial_state(
         target, drafter, rule, params, tokens, lengths, cache, drafter_state, request
     )
@@ -90,17 +95,19 @@ def extend(target, drafter, rule, params, state: State, request: DecodeInputs) -
     begin, length = state.length - 1, state.length + request.lengths
     chunk = min(PREFILL_CHUNK, width)
     given = params, state.cache, drafter_state, tokens, begin, length - 1
-    cache, drafter_state = _feed(target, drafter, *given, chunk, _apart(drafter, width))
+    apart = _apart(drafter, width, params)
+    cache, drafter_state = _feed(target, drafter, *given, chunk, apart)
     state = states.initial_state(
         target, drafter, rule, params, tokens, length, cache, drafter_state, request
     )
     return sharding.rows(dataclasses.replace(state, key=request.key))
 
 
-def _apart(drafter, width: int) -> bool:
+def _apart(drafter, width: int, params: PyTree) -> bool:
     """Whether the last of up to ``width`` tokens goes alone: where the drafter reads its features
     and no others, those before it need little of the last layer."""
-    return kernels.current().feeds_last_token_alone(width) and drafter.reads_last
+    weights = _weights(params["target"])
+    return drafter.reads_last and kernels.current().feeds_last_token_alone(width, weights)
 
 
 def _feed(target, drafter, params, cache, drafter_state, tokens, begin, end, chunk, apart):

@@ -97,7 +97,7 @@ class XlaCpuBackend(XlaBackend):
     def serving_chunk(self):
         return SMALL_PREFILL_CHUNK
 
-    def feeds_last_token_alone(self, width):
+    def feeds_last_token_alone(self, width, weights):
         """A pass is cheap beside the rest on a processor that has much to multiply."""
         return width >= LONG_PROMPT
 

@@ -12,7 +12,8 @@ Products, the embedding and the LM head are quantized: a tied head is as large a
 is read in every pass. CPU kernels (``kernels/cpu/quantized.cc``) and XLA's fusions read the small
 integers and compute with the floats for which they stand. Activations stay floats; where a CPU has
 AVX-512 VNNI, they are rounded to 16 bits before weights of ``int8`` with a scale for each output,
-and before weights of ``int4``.
+and before weights of ``int4``; where it has AMX too, the attention of prompts rounds its numbers to
+16 bits, and prompts meet weights of ``int4`` that are rounded to 16 bits.
 
 Quantized weights are other weights. A *target* that has them is its own law: results are lossless
 with respect to it and approximate to the float model, and are named so. A *drafter* may have any

@@ -14,9 +14,17 @@ Attention of more than eight columns (of prompts, of several drafts under groupe
 the columns of a head into tiles of up to three vectors, each of which is a task. A tile leaves out
 the own entries after the last that one of its nodes sees: half of them in a chunk of a prompt.
 
+Prompts are read by tiles (AMX) where bfloat16 suffices, and in models with weights of few bits,
+whose activations are rounded anyway: attention by ``attention_tiles.h``, and weights of four bits
+by ``amx_words.h``. Passes of rounds never are (``kernels/prompts.py``).
+
+Entries of caches are written by one call for all layers: XLA's scatter is a loop over single slots,
+and widens a cache of bfloat16 as a whole.
+
 A column of a product or a norm, and a node of attention, has the same bits however many others
 there are: greedy text does not depend on the width of a pass. ``SPECJAX_BITS=fixed`` keeps to the
-kernels where XLA's products are faster, which is in passes of many columns.
+kernels where XLA's products are faster, which is in passes of many columns, and to the same bits
+where prompts are read.
 
 Weights of eight or four bits become floats in registers (``quantized.cc``), and are read once for
 up to eight columns. With AVX-512 VNNI, weights of eight bits with one scale for each output, and
@@ -36,7 +44,8 @@ mesh), ``always`` or ``never``.
 
 Each thread keeps what it packed last, which ``memory_analysis()`` does not see: 4 bytes times
 inputs times columns (rounded up to 16 or, where there are more than 32, to 64, and at most 256) for
-products, twice head size times up to 48 columns for attention, whose mask may be kept as well.
+products, twice head size times up to 48 columns for attention, whose mask may be kept as well, and
+8 bytes times head size times the columns of a head for attention by tiles.
 """
 
 from __future__ import annotations
