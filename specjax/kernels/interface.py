@@ -98,8 +98,8 @@ class Backend(abc.ABC):
             entries, and ``[B or 1, K, G, N, S]`` (or None, without a prefix) for the slots.
           causal: whether ``M = N`` and no node sees an entry after its own, which saves half of
             the work where there is no prefix. ``own_mask`` still holds what a node sees.
-          rounded: whether 16 bits of every number suffice where a prompt is read, as of a model
-            with weights in few bits, whose products round activations so.
+          rounded: whether numbers may be rounded to 16 bits where a prompt is read, as those of
+            models with quantized weights may.
 
         Returns:
           ``[B, K, E, G, N]``.
@@ -161,7 +161,7 @@ class Backend(abc.ABC):
         where every read of them comes before.
 
         Args:
-          slots: caches, each ``[B, K, S, E]``, of any types and sizes but B and S.
+          slots: caches, each ``[B, K, S, E]``, of any types and sizes but for B and S.
           entries: for each cache ``[B, K, N, E]``, of its type.
           path: int32 ``[B, T]``, in ``[0, N)``: the entries to be written, one after the other.
           where: int32 ``[B, T]``, the slot of each of them, none twice in a row; S: it is not

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 
-_reading = contextvars.ContextVar("reading a prompt", default=False)
+import jax
+
+_reading = jax.make_user_context(default_value=False)  # part of the key of compiled functions
 
 
 @contextlib.contextmanager
@@ -16,13 +17,10 @@ def reading():
     others afterwards. A backend may therefore read prompts by operations whose last bits depend on
     the width of a pass, where these are faster.
     """
-    token = _reading.set(True)
-    try:
+    with _reading(True):
         yield
-    finally:
-        _reading.reset(token)
 
 
 def are_read() -> bool:
     """Whether the pass that is being traced reads a prompt."""
-    return _reading.get()
+    return _reading.value

@@ -56,19 +56,6 @@ class XlaCpuBackend(XlaBackend):
                 return narrow.einsum("oi,im->om", weight, x).astype(x.dtype)
         return super()._plain_dot(weight, x)
 
-    def write(self, slots, entries, path, where):
-        """As bits: XLA widens a whole cache of bfloat16 before it scatters, and rounds it again."""
-
-        def bits(x):
-            return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
-
-        made = super().write(*[list(map(bits, arrays)) for arrays in (slots, entries)], path, where)
-        pairs = zip(made, slots, strict=True)
-        return tuple(
-            jax.lax.bitcast_convert_type(x, old.dtype) if x.dtype != old.dtype else x
-            for x, old in pairs
-        )
-
     def materialize(self, x):
         """Nothing is fused into a product, and a product with the identity is exact."""
         return (jnp.eye(x.shape[0], dtype=x.dtype) @ x.reshape(x.shape[0], -1)).reshape(x.shape)

@@ -225,7 +225,7 @@ def run_blocks(
             seen.append(x)
             continue
         full = not c.is_local(i)
-        projection = getattr(block.attention, "q", None)  # latent attention has others
+        projection = getattr(block.attention, "q", None)  # queries of a low rank have two others
         rounded = projection is not None and is_quantized(projection.weight[...])
         settings: dict = dict(softcap=c.score_softcap, causal=causal, rounded=rounded)
         if prefix is not None:

@@ -147,9 +147,10 @@ def commit(
     steps = jnp.arange(verdict.path.shape[1])
     position = start[:, None] + steps
     behind = after(verdict.count, jax.tree.leaves(entries)[-1][:, 0, -1])[:, None] - steps
-    plain = rings is None
-    kinds = zip(rings or [False] * len(cache), sinks or [0] * len(cache), strict=True)
-    layers = [(cache, entries, (False, 0))] if plain else zip(cache, entries, kinds, strict=True)
+    plain, layers = rings is None, [(cache, entries, (False, 0))]
+    if rings is not None:
+        kinds = zip(rings, sinks or [0] * len(cache), strict=True)
+        layers = zip(cache, entries, kinds, strict=True)
     written, alike = [], {}  # the caches that are written; their numbers by equal slots
     for slots, new, kind in layers:
         own = [] if new is None else zip(jax.tree.leaves(slots), jax.tree.leaves(new), strict=True)

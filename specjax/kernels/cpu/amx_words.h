@@ -2,8 +2,8 @@
 //
 // A tile of 32 inputs must be scaled before the next one is added to it, which takes longer than its
 // product. With many columns it is cheaper to round the scaled weights of a row to 16 bits, as the
-// columns are, with one scale for every kDeep inputs: of two numbers 256 high + low three products of
-// bytes are summed, and that of the low bytes, below 2^-16 of the greatest, is left out.
+// columns are, with one scale for every kDeep inputs. Two numbers 256 high + low have four products of
+// bytes: three are summed, and that of the low bytes, below 2^-16 of the greatest, is left out.
 
 #ifndef SPECJAX_AMX_WORDS_H_
 #define SPECJAX_AMX_WORDS_H_

@@ -36,9 +36,7 @@ ALWAYS_INLINE IntVec PairsOf(Vec even, Vec odd) {
       0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512i order = _mm512_load_si512(kOrder);
-  const __m512i bits = reinterpret_cast<const __m512i&>(both);
-  const __m512i sorted = _mm512_permutexvar_epi16(order, bits);
-  return reinterpret_cast<const IntVec&>(sorted);
+  return reinterpret_cast<IntVec>(_mm512_permutexvar_epi16(order, reinterpret_cast<__m512i>(both)));
 }
 // The numbers of the lower, and of the upper halves.
 ALWAYS_INLINE Vec LowerOf(IntVec pairs) {
@@ -49,7 +47,7 @@ ALWAYS_INLINE Vec UpperOf(IntVec pairs) {
   const IntVec bits = pairs & ~0xffff;
   return reinterpret_cast<const Vec&>(bits);
 }
-// Part 0 and, of floats, part 1 of two vectors, `step` apart.
+// The first parts of two vectors, and for floats the second ones `step` later.
 template <int kParts>
 ALWAYS_INLINE void PutParts(Vec even, Vec odd, IntVec* to, int64_t step) {
   const IntVec first = PairsOf(even, odd);
@@ -67,12 +65,12 @@ ALWAYS_INLINE Vec ShortWeights(Vec t, Vec n) {
   return Scaled(p, whole - n);
 }
 
-// Values [count, size] -> of each part [size, kBlockSlots]; slots from `count` on are zeros.
+// Values [count, size] -> [kParts, size, kBlockSlots]; slots from `count` on are zeros.
 template <int kParts, typename T>
 void TurnValues(const T* values, int64_t size, int64_t count, Half* to) {
   for (int64_t s = 0; s < count; s += kDepthOfTile) {
     for (int64_t e = 0; e < size; e += kLanes) {
-      IntVec rows[kParts][16];
+      alignas(64) IntVec rows[kParts][16];
       UNROLL
       for (int i = 0; i < 16; ++i) {
         const int64_t at = s + 2 * i;
@@ -90,8 +88,8 @@ void TurnValues(const T* values, int64_t size, int64_t count, Half* to) {
   }
 }
 
-// Keys [count, size] -> of each part [kBlockSlots, size]; up to a whole tile, slots from `count` on
-// are zeros.
+// Keys [count, size] -> [kParts, kBlockSlots, size]; up to a whole tile, slots from `count` on are
+// zeros.
 template <int kParts, typename T>
 void CopyKeys(const T* keys, int64_t size, int64_t count, Half* to) {
   const int64_t step = kBlockSlots * size, whole = count * size;
@@ -104,11 +102,10 @@ void CopyKeys(const T* keys, int64_t size, int64_t count, Half* to) {
   }
 }
 
-// Sums of four tiles: those of a and of the rows `below` it by b and by c, over `depth` numbers of
-// each, `next` columns further with every 32. They are added to what stands in `sums`, if `add`.
-// Rows of b and c are 64 bytes long.
+// Sums of four tiles: 32 rows of a meet 16 columns of b and 16 of c, whose rows are 64 bytes long.
+// They are added to what stands there, if `add`.
 struct FourTiles {
-  float *sums, *right;  // of b, of c: of the lower rows 256 floats further
+  float *sums, *right;  // by b and by c; the sums of the lower 16 rows come 256 floats later
   template <bool add>
   ALWAYS_INLINE void Begin() const {
     if constexpr (add) {
@@ -275,7 +272,10 @@ struct TiledHead {
 
 // Whether such attention is computed by tiles.
 inline bool MayTile(int64_t size, int64_t nodes) {
-  static const bool has = HasTilesOf(kHalfTiles);
+  static const bool has = [] {
+    uint32_t a, b, c, d;  // AVX-512 BF16, whose conversions are used
+    return HasTilesOf(kHalfTiles) && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+  }();
   return has && nodes >= kLeastTiled && nodes % kLanes == 0 && size % kDepthOfTile == 0;
 }
 

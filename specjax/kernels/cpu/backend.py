@@ -88,8 +88,9 @@ class CpuBackend(XlaCpuBackend):
         return calls.norm(x, weight, bias, eps, centered, plus_one, super().norm)
 
     def swiglu(self, gate, up):
-        few = gate.shape[-1] <= calls.MOST_COLUMNS or fixed_bits()  # XLA fuses these with others
-        by_xla = gate.dtype == _FLOAT32 and few or gate.dtype != up.dtype or on_mesh()
+        # XLA fuses it with others in float32, which is faster where there are few columns
+        long = prompts.are_read() and gate.shape[-1] > calls.MOST_COLUMNS and not fixed_bits()
+        by_xla = gate.dtype == _FLOAT32 and not long or gate.dtype != up.dtype or on_mesh()
         if by_xla or not _takes(gate, up):
             return super().swiglu(gate, up)
         return calls.swiglu(gate, up, super().swiglu)
@@ -104,7 +105,7 @@ class CpuBackend(XlaCpuBackend):
         """One call for all caches: XLA's loop over single slots takes longer."""
         if on_mesh():
             return super().write(slots, entries, path, where)
-        return calls.write(tuple(slots), tuple(entries), path, where)
+        return calls.write(tuple(slots), tuple(entries), path, where, super().write)
 
     def materialize(self, x):
         """A call, into which nothing is fused."""

@@ -14,7 +14,7 @@ import numpy as np
 from .. import narrow, quantized
 
 MOST_COLUMNS = 32  # that sums along inputs are fast for
-MOST_TILE_COLUMNS = 2048  # the same of bfloat16 by tiles (AMX): chunks of 16 prompts
+MOST_TILE_COLUMNS = 4096  # the same of bfloat16 by tiles (AMX): chunks of 16 prompts
 MOST_WEIGHTS = 8  # kMost of the source
 _SUFFIXES = {jnp.dtype(name): f"_{name}" for name in ("bfloat16", "float16")} | {
     jnp.dtype("float32"): ""
@@ -248,7 +248,7 @@ def attend(
       length: int32 ``[B]``.
       by_xla: a function of these seven by XLA, for derivatives.
       tiled: whether more than 32 nodes, a multiple of 16, may be computed by tiles (AMX), where the
-        processor has them: weights are then rounded to bfloat16, of float32 all numbers to 16 bits.
+        processor has them: weights are then rounded to bfloat16, and float32 numbers to 16 bits.
 
     Returns:
       ``[B, K, E, G, N]``.
@@ -386,27 +386,39 @@ def _copy_jvp(primals, tangents):
     return copy(x), change
 
 
-def write(slots: tuple, entries: tuple, path: jax.Array, where: jax.Array) -> tuple:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
+def write(slots: tuple, entries: tuple, path: jax.Array, where: jax.Array, by_xla) -> tuple:
     """``Backend.write``, in one call.
+
+    Args:
+      slots, entries, path, where: those of ``Backend.write``.
+      by_xla: ``Backend.write`` by XLA, for derivatives.
 
     Raises:
       ValueError: arrays that do not fit; the kernel itself checks nothing.
     """
+    if {path.dtype, where.dtype} != {jnp.dtype(jnp.int32)} or path.shape != where.shape:
+        raise ValueError(f"write: path {path.dtype}{path.shape}, where {where.dtype}{where.shape}")
     for cache, new in zip(slots, entries, strict=True):
-        kept = [n for axis, n in enumerate(new.shape) if axis != 2]
-        if kept != [n for axis, n in enumerate(cache.shape) if axis != 2]:
-            raise ValueError(f"write: entries {new.shape} and a cache {cache.shape} do not fit")
-        if new.dtype != cache.dtype:
-            raise ValueError(f"write: entries {new.dtype} and a cache {cache.dtype} do not fit")
-    for array in (path, where):
-        if array.dtype != jnp.int32 or array.shape != (slots[0].shape[0], path.shape[1]):
+        sizes = [x.shape[:2] + x.shape[3:] for x in (cache, new)]
+        fit = cache.ndim == new.ndim == 4 and sizes[0] == sizes[1] and new.dtype == cache.dtype
+        if not fit or len(cache) != len(path):
             raise ValueError(
-                f"write: path {path.shape}, where {where.shape}, slots {slots[0].shape}"
+                f"write: entries {new.dtype}{new.shape} of {len(path)} rows and a cache "
+                f"{cache.dtype}{cache.shape} do not fit"
             )
     shapes = [jax.ShapeDtypeStruct(cache.shape, cache.dtype) for cache in slots]
     same = {2 + i: i for i in range(len(slots))}
     how: dict[str, Any] = dict(vmap_method="sequential", input_output_aliases=same)
     return tuple(jax.ffi.ffi_call("specjax_write", shapes, **how)(path, where, *slots, *entries))
+
+
+@write.defjvp
+def _write_jvp(by_xla, primals, tangents):
+    slots, entries, path, where = primals
+    plain = functools.partial(by_xla, path=path, where=where)
+    _, changes = jax.jvp(plain, (slots, entries), tangents[:2])
+    return write(slots, entries, path, where, by_xla), changes
 
 
 def _kind_of(x: jax.Array):

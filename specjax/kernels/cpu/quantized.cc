@@ -267,7 +267,7 @@ constexpr std::array<std::array<Rows, kFew>, 3> kRows = {
 
 #if defined(SPECJAX_BYTE_DOTS)
 // Products of rows in eight and in four bits with many columns: by dot products, by tiles, and by
-// tiles with four bits as 16.
+// tiles where weights of four bits become 16.
 using ManyBy = void (*)(const TallRows&, const ManyColumns&, float*, To);
 constexpr ManyBy kProducts[3][2] = {{&TallProducts<false>, &TallProducts<true>},
 #if defined(SPECJAX_TILES)
