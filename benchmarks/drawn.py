@@ -25,7 +25,7 @@ from .tables import cells
 RESULTS = Path(__file__).parent / "results" / "drawn"
 HEADS = (
     *(("eagle3", {"num": 2}), ("eagle3", {"tree": "3x1"}), ("eagle3", {"tree": "3x2x1"})),
-    *(("mtp", {"num": 2}), ("hydra", {"num": 2}), ("medusa", {"num": 1})),
+    *(("mtp", {"num": 2}), ("p-eagle", {"num": 2}), ("medusa", {"num": 1})),
 )
 TEMPERATURES = (0.1, 0.3, 0.7, 1.0)
 HEAD = "heads"  # those that are given, in the header

@@ -89,7 +89,7 @@ def grown_drafter(name: str) -> str | LM | HeadLM | WithLookup:
     if not isinstance(heads, HeadLM) or not isinstance(heads.drafter, kinds):
         raise ValueError(
             f"drafter={name!r} cannot be grown: give a table, draft, cascade:draft:TABLE, medusa, "
-            "hydra, speculator, or eagle3 or the folder of such heads"
+            "speculator, eagle3 or p-eagle, or the folder of such heads or of Hydra heads"
         )
     return grown_heads(heads, grown_embedded())
 

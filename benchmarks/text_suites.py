@@ -27,12 +27,12 @@ def embedded(prompts: int = 60, batches: Sequence[int] = (8,)) -> list[Row]:
     chains = {
         0.0: {
             **{"eagle3": (3, 4, 5), "draft": (2, 3, 4)},
-            **dict.fromkeys(("mtp", "speculator", "hydra"), (1, 3)),
+            **dict.fromkeys(("mtp", "speculator", "p-eagle"), (1, 3)),
             **{"medusa": (1,), "ngram": (3, 7), "ngram+eagle3": (3,), "ngram+draft": (3,)},
         },
         1.0: {
             **{"draft": (1, 2), "eagle3": (1, 2, 3), "mtp": (1, 2)},
-            **dict.fromkeys(("speculator", "hydra", "medusa"), (1,)),
+            **dict.fromkeys(("speculator", "p-eagle", "medusa"), (1,)),
             "ngram": (3,),
         },
     }
@@ -54,7 +54,7 @@ def embedded(prompts: int = 60, batches: Sequence[int] = (8,)) -> list[Row]:
     eight = {"kind": "drafters", "temperature": 0.0, "new": 128, "quantize": "int8"}
     rows.append({**eight, "prompts": min(prompts, 24), "ways": ways})
     for t in (0.0, 1.0):
-        light = ("speculator", "hydra", "medusa")
+        light = ("speculator", "p-eagle", "medusa")
         ways = [{"drafter": d, "num_draft": n} for d in light for n in (1, 3)]
         ways += [{"drafter": d, "num_draft": 3} for d in ("ngram", "ngram+speculator") if not t]
         size = {"grown": True, "prompts": min(prompts, 16), "new": 64, "repetitions": 2}

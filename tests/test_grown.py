@@ -13,6 +13,7 @@ import specjax
 from benchmarks import grown, heldout, pairs
 from benchmarks.tables import decoding
 from specjax.checkpoints import HeadLM
+from specjax.drafters.hydra import Hydra, HydraConfig
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
 from specjax.models import DecoderConfig
 from specjax.models.causal_lm import graph_definition
@@ -82,10 +83,16 @@ def with_prefix(lm):
     return HeadLM(found, fresh(found, 0), "prefix", "", lm.checkpoint)
 
 
-OWN = {"mlp": wide_mlp, "prefix": with_prefix}
+def hydra(lm):
+    config = HydraConfig(hidden_size=lm.config.hidden_size, vocab_size=lm.config.vocab_size)
+    found = Hydra(config=config, target=lm.target)
+    return HeadLM(found, fresh(found, 0), "hydra", "", lm.checkpoint)
 
 
-@pytest.mark.parametrize("name", ["medusa", "hydra", "speculator", *OWN])
+OWN = {"mlp": wide_mlp, "prefix": with_prefix, "hydra": hydra}
+
+
+@pytest.mark.parametrize("name", ["medusa", "speculator", *OWN])
 def test_grown_heads_say_what_they_said(two_sizes, name):
     said = []
     for lm in two_sizes:
@@ -95,7 +102,7 @@ def test_grown_heads_say_what_they_said(two_sizes, name):
             heads = grown.grown_heads(heads, lm)
         module, hidden = heads.drafter.heads(heads.params), last_states(lm, TEXT)
         read = (TEXT,) if name != "medusa" else ()
-        own = () if name in ("speculator", *OWN) else (lm.target, lm.params)
+        own = (lm.target, lm.params) if name in ("medusa", "hydra") else ()
         said.append(module.logits(hidden, *read, *own))
         assert heads.drafter.features == (lm.config.num_layers,)
     np.testing.assert_allclose(said[1], said[0], rtol=1e-4, atol=5e-4)

@@ -28,7 +28,7 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         help="auto (the default: heads, a small draft model or saved layers in the model's folder, "
         f"else ngram), none, {', '.join(registry.table_names())}, draft, draft:window=512, self "
         f"(with --exit or --skip), self:window=512, {', '.join(registry.head_names())} (the "
-        "embedded model has eagle3, mtp, speculator, hydra, medusa), or the folder or hub name of "
+        "embedded model has eagle3, mtp, speculator, p-eagle, medusa), or the folder or hub name of "
         "a draft model or of heads; with tli: or slem: before the name, a draft model with another "
         "tokenizer; MODULE:CLASS, with settings as MODULE:CLASS:period=3, is a drafter of your own "
         "in MODULE.py; with ngram+, suffix+ or sam+ before the name (ngram+mtp), the "

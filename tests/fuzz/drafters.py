@@ -47,9 +47,9 @@ from .draws import Draws, between, pick
 from .targets import Model
 
 SHIPPED = (
-    "none draft eagle3 hydra medusa mtp speculator ngram suffix sam recycling self:exit=2 "
+    "none draft eagle3 p-eagle medusa mtp speculator ngram suffix sam recycling self:exit=2 "
     "self:skip=attention.3,mlp.4 self:exit=3:stop=0.4 ngram+draft suffix+mtp sam+eagle3 "
-    "ngram+speculator suffix+hydra ngram+self:exit=1 jacobi jacobi:mode=blocks "
+    "ngram+speculator suffix+p-eagle ngram+self:exit=1 jacobi jacobi:mode=blocks "
     "jacobi:mode=hybrid,until=5 lookahead lookahead:window=3,ngram=3,guesses=2,reads_text=true "
     "tli:embedded-draft slem:embedded-draft ngram+tli:embedded-draft draft:window=24,sinks=2 "
     "self:window=24"

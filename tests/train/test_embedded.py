@@ -50,7 +50,7 @@ def test_all_that_ships_is_less_than_28_megabytes():
 
 def test_the_heads_are_small_bfloat16_and_the_shipped_targets_own():
     target, size = specjax.load("embedded"), {}
-    for name in ("medusa", "hydra", "speculator", "eagle3", "mtp"):
+    for name in ("medusa", "speculator", "eagle3", "p-eagle", "mtp"):
         folder = FOLDER / name
         record = json.loads((folder / "config.json").read_text())
         assert record["torch_dtype"] == "bfloat16"
