@@ -29,9 +29,9 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         f"else ngram), none, {', '.join(registry.table_names())}, draft, draft:window=512, self "
         f"(with --exit or --skip), self:window=512, {', '.join(registry.head_names())} (the "
         "embedded model has eagle3, mtp, speculator, p-eagle, medusa), or the folder or hub name "
-        "of a draft model or of heads; with tli: or slem: before the name, a draft model with another "
-        "tokenizer; MODULE:CLASS, with settings as MODULE:CLASS:period=3, is a drafter of your own "
-        "in MODULE.py; with ngram+, suffix+ or sam+ before the name (ngram+mtp), the "
+        "of a draft model or of heads; with tli: or slem: before the name, a draft model with "
+        "another tokenizer; MODULE:CLASS, with settings as MODULE:CLASS:period=3, is a drafter of "
+        "your own in MODULE.py; with ngram+, suffix+ or sam+ before the name (ngram+mtp), the "
         "drafter runs only where nothing can be copied from the text so far; specjax drafters "
         "describes each",
     )
