@@ -318,7 +318,7 @@ def test_weights_that_are_multiplied_as_bytes_or_by_tiles_read_long_chunks(monke
     assert prefill.chunk_for(lm.params) == (long if as_bytes else short)
     halves = {"a": jnp.zeros(4, jnp.bfloat16)}  # by tiles, too
     tiles = fits and library.has_tiles()
-    assert prefill.chunk_for(halves) == (long if tiles else short)
+    assert prefill.chunk_for(halves) == (prefill.PREFILL_CHUNK if tiles else short)
 
 
 def test_compare_counts_the_tokens_that_flip_and_states_their_margins():
