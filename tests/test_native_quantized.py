@@ -11,7 +11,7 @@ import pytest
 from test_native import normal, passes_with_narrower_vectors
 
 from specjax.kernels import quantized
-from specjax.kernels.cpu import backend, calls, compiler, library
+from specjax.kernels.cpu import backend, calls, compiler, library, quantized_calls
 from specjax.kernels.cpu.backend import CpuBackend
 from specjax.kernels.quantized import Quantized
 from specjax.kernels.xla import XlaBackend
@@ -66,7 +66,7 @@ def beyond_bfloat16(got, numbers, x):
     return (np.abs(np.asarray(got, np.float64) - wanted) / most).max()
 
 
-product = jax.jit(lambda weight, x: calls.quantized_dots((weight,), x)[0])
+product = jax.jit(lambda weight, x: quantized_calls.quantized_dots((weight,), x)[0])
 
 
 @needs_kernels
@@ -115,7 +115,7 @@ def test_a_column_in_sixteen_bits_has_a_scale_for_every_1024_inputs_and_says_wha
 @pytest.mark.parametrize("turned", [False, True])
 def test_columns_beyond_those_that_are_packed_at_once_have_the_bits_of_few_columns(kind, turned):
     weight, x = held(50, 192, kind)[0], normal(192, 520)  # 512 at most are packed at once
-    whole = np.asarray(calls.quantized_dots((weight,), x, turned)[0])
+    whole = np.asarray(quantized_calls.quantized_dots((weight,), x, turned)[0])
     few = np.asarray(product(weight, x[:, 510:515]))
     np.testing.assert_array_equal((whole.T if turned else whole)[:, 510:515], few)
 
@@ -137,7 +137,7 @@ def test_passes_of_any_length_and_long_chunks_are_for_weights_that_are_multiplie
     with_bytes, x = library.has_byte_dots(), jnp.zeros((192, 40))
     for kind in KINDS:
         weight = held(37, 192, kind)[0]
-        taken = backend._call_for((weight,), x) is calls.quantized_dots
+        taken = backend._call_for((weight,), x) is quantized_calls.quantized_dots
         assert taken == (with_bytes and kind in IN_BYTES), kind
         for others in ([], [held(37, 192, "int8")[0]]):
             held_and_floats = [*others, weight, x]
@@ -198,7 +198,7 @@ def test_products_of_one_call_are_those_of_a_call_each_and_turned_if_asked_for(c
     x = normal(192, columns)
     weights = tuple(held(37 + i, 192, kind)[0] for i, kind in enumerate(KINDS))
     for turned in (False, True):
-        got = jax.jit(calls.quantized_dots, static_argnums=2)(weights, x, turned)
+        got = jax.jit(quantized_calls.quantized_dots, static_argnums=2)(weights, x, turned)
         for weight, y in zip(weights, got, strict=True):
             alone = np.asarray(product(weight, x))
             np.testing.assert_array_equal(y, alone.T if turned else alone)
@@ -305,19 +305,19 @@ def test_a_product_has_the_derivatives_of_a_product(kind):
         return jax.grad(lambda x: jnp.sum(jnp.sin(product(x))))(x)
 
     wanted = gradient(lambda x: jnp.dot(jnp.asarray(numbers, jnp.float32), x))
-    got = gradient(lambda x: calls.quantized_dots((weight,), x)[0])
+    got = gradient(lambda x: quantized_calls.quantized_dots((weight,), x)[0])
     np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-2)
 
 
 def test_shapes_that_do_not_fit_are_refused_before_anything_is_read():
     weight, _ = held(5, 192, "int4")
     with pytest.raises(ValueError, match=r"weight \(5, 192\) and x \(64, 2\) do not fit"):
-        calls.quantized_dots((weight,), jnp.ones((64, 2)))
+        quantized_calls.quantized_dots((weight,), jnp.ones((64, 2)))
     narrow = dataclasses.replace(weight, scale=jnp.ones((5, 12)))
     with pytest.raises(ValueError, match=r"scales \(5, 12\): groups must be multiples of 32"):
-        calls.quantized_dots((narrow,), jnp.ones((192, 2)))
+        quantized_calls.quantized_dots((narrow,), jnp.ones((192, 2)))
     with pytest.raises(ValueError, match="x is bfloat16: the kernels compute in float32"):
-        calls.quantized_dots((weight,), jnp.ones((192, 2), jnp.bfloat16))
+        quantized_calls.quantized_dots((weight,), jnp.ones((192, 2), jnp.bfloat16))
     for shape, what in (((0, 192), "rows"), ((5, 0), "inputs")):
         empty = jnp.ones(shape), jnp.ones((shape[1], 2))
         few = Quantized(jnp.ones(shape, jnp.int8), jnp.ones((shape[0], 1)))
@@ -328,9 +328,9 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_read():
         with pytest.raises(ValueError, match=f"half_dots: {message}"):
             calls.half_dots((empty[0].astype("bfloat16"),), empty[1].astype("bfloat16"))
         with pytest.raises(ValueError, match=f"quantized_dots: {message}"):
-            calls.quantized_dots((few,), empty[1])
+            quantized_calls.quantized_dots((few,), empty[1])
     with pytest.raises(ValueError, match="9 weights, it takes 1 to 8"):
-        calls.quantized_dots((weight,) * 9, jnp.ones((192, 2)))
+        quantized_calls.quantized_dots((weight,) * 9, jnp.ones((192, 2)))
 
 
 OTHER_WAYS = ("-DSPECJAX_WITHOUT_DOTS", "-mno-avx512f", "-mno-avx2", "-mno-avx")

@@ -10,7 +10,7 @@ from test_native_quantized import held
 
 from specjax import kernels
 from specjax.kernels import prompts
-from specjax.kernels.cpu import backend, calls, library
+from specjax.kernels.cpu import backend, calls, library, quantized_calls
 from specjax.kernels.cpu.backend import CpuBackend
 from specjax.kernels.quantized import Quantized
 from specjax.kernels.xla import XlaBackend
@@ -87,12 +87,12 @@ def test_products_of_four_bits_as_sixteen_are_exact_to_that_rounding(kind, out, 
     steps = np.abs(numbers).max() / 32639 * np.abs(x).sum(axis=0).max()
     steps += np.abs(x).max() / 32639 * np.abs(numbers).sum(axis=1).max()
     for turned in (False, True):
-        (got,) = jax.jit(calls.quantized_words, static_argnums=2)((weight,), x, turned)
+        (got,) = jax.jit(quantized_calls.quantized_words, static_argnums=2)((weight,), x, turned)
         error = np.abs(np.asarray(got.T if turned else got) - exact)
         assert error.max() < steps
         assert np.sqrt(np.mean(error**2)) < 2e-4 * np.sqrt(np.mean(exact**2))
     shifted = Quantized(weight.qvalue, weight.scale * 1.002, weight.zero)
-    error = np.asarray(calls.quantized_words((shifted,), x)[0]) - exact
+    error = np.asarray(quantized_calls.quantized_words((shifted,), x)[0]) - exact
     assert np.sqrt(np.mean(error**2)) > 2e-4 * np.sqrt(np.mean(exact**2))  # the planted fault
 
 
@@ -100,7 +100,7 @@ def test_products_of_four_bits_as_sixteen_are_exact_to_that_rounding(kind, out, 
 def test_scales_that_are_not_finite_spoil_their_rows_alone():
     weight, _ = held(61, 192, "int4")
     spoiled = Quantized(weight.qvalue, weight.scale.at[3, 2].set(jnp.nan).at[9, 0].set(jnp.inf))
-    got = np.asarray(calls.quantized_words((spoiled,), normal(192, 40))[0])
+    got = np.asarray(quantized_calls.quantized_words((spoiled,), normal(192, 40))[0])
     assert np.flatnonzero(~np.isfinite(got).all(axis=1)).tolist() == [3, 9]
 
 
@@ -119,7 +119,7 @@ def test_only_prompts_are_read_by_tiles_and_not_with_fixed_bits(monkeypatch):
             CpuBackend().attend(query, key, value, mask, prefix, length, 0, rounded=rounded)
         half = narrow((query, key, value), "bfloat16"), tuple(narrow(prefix, "bfloat16"))
         CpuBackend().attend(*half[0], mask, half[1], length, 0)
-        words = backend._call_for((weight,), x) is calls.quantized_words
+        words = backend._call_for((weight,), x) is quantized_calls.quantized_words
         return *taken[-3:], words, CpuBackend().swiglu(x, x) is None
 
     assert ways() == (False,) * 5

@@ -35,8 +35,8 @@ def insert(
     are, bit by bit: tokens, caches, keys, statistics.
 
     An inserted row is what ``prefill.start`` makes of its prompt, so its text is the one that the
-    prompt has in any batch, alone included, to the last bits of the products. Of an ``Adaptive``
-    drafter, what belongs to the whole batch (pauses between probes) comes from the rows that run.
+    prompt has in any batch, alone included, to the last bits of the products. What an ``Adaptive``
+    drafter has for the whole batch (pauses between probes) comes from the rows that run.
 
     Args:
       rows: int32 ``[K]``, each row at most once; what is not below B is left out, so that fewer

@@ -106,8 +106,9 @@ def extend(target, drafter, rule, params, state: State, request: DecodeInputs) -
 def _apart(drafter, width: int, params: PyTree) -> bool:
     """Whether the last of up to ``width`` tokens goes alone: where the drafter reads its features
     and no others, those before it need little of the last layer."""
-    weights = _weights(params["target"])
-    return drafter.reads_last and kernels.current().feeds_last_token_alone(width, weights)
+    if not drafter.reads_last:
+        return False
+    return kernels.current().feeds_last_token_alone(width, _weights(params["target"]))
 
 
 def _feed(target, drafter, params, cache, drafter_state, tokens, begin, end, chunk, apart):

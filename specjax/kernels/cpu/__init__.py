@@ -30,9 +30,9 @@ Weights of eight or four bits become floats in registers (``quantized.cc``), and
 up to eight columns. With AVX-512 VNNI, weights of eight bits with one scale for each output, and
 those of four bits, are multiplied as bytes: with few columns by ``byte_dots.h`` and
 ``nibble_dots.h``, with any number above by ``byte_tiles.h``, or where the processor has tiles of
-bytes (AMX) by ``amx_bytes.h``: from three columns on in eight bits and from 16 on in four. A column
-of activations is rounded to 16 bits, which are two bytes, and whole numbers are summed exactly, so
-that all of these give the same bits.
+bytes (AMX) by ``amx_products.h``: from three columns on in eight bits and from 16 on in four. A
+column of activations is rounded to 16 bits, which are two bytes, and whole numbers are summed
+exactly, so that all of these give the same bits.
 
 ``library.py`` finds the compiled library. A wheel for x86-64 carries two of each, for processors
 with AVX2 and with AVX-512, and the fastest that the processor runs is loaded. Where none runs, and

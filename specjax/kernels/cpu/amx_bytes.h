@@ -207,50 +207,6 @@ inline void PutLow(const float* made, int64_t rows, int64_t few, float* y, To to
   }
 }
 
-// The products of the rows of a task with all columns; to.down or to.across is 1.
-template <bool kFour>
-WITH_TILES void TileProducts(const TallRows& w, const ManyColumns& x, float* y, To to) {
-  constexpr auto pick = [](bool two, bool halves) {
-    if constexpr (kFour)
-      return two ? halves ? &FourRows<true, true> : &FourRows<true, false>
-                 : halves ? &FourRows<false, true> : &FourRows<false, false>;
-    else
-      return two ? halves ? &EightRows<true, true> : &EightRows<true, false>
-                 : halves ? &EightRows<false, true> : &EightRows<false, false>;
-  };
-  alignas(64) float made[kAmxRows * kLanes];
-  int8_t* opened = kFour ? reinterpret_cast<int8_t*>(Scratch(1, kAmxRows * kDeep / 4)) : nullptr;
-  int64_t configured = 0;
-  for (int64_t begin = 0; begin < w.rows; begin += kAmxRows) {
-    const int64_t rows = std::min(kAmxRows, w.rows - begin);
-    if (rows != configured) {
-      const TileConfig config = ByteConfig(rows, kFour ? kTile : kBytes);
-      TILES_AS(config);
-      configured = rows;
-    }
-    const TallRows some = w.From(begin, rows);
-    const auto run = pick(rows > kLanes, x.halves);
-    To where = to;
-    for (int64_t k = 0; k < x.in; k += kDeep, where.add = true) {
-      const int64_t deep = std::min(x.in - k, kDeep);
-      if (kFour) OpenNibbles(some, k, deep, rows, opened);
-      for (int64_t group = 0; group < x.Groups(); ++group) {
-        const int64_t first = group * x.Width(), few = std::min(x.Width(), x.columns - first);
-        const int32_t* high = x.Words(group, k);
-        Meeting at{opened, kDeep, rows, k, deep, high, high + ManyColumns::Steps(deep) * kLanes,
-                   some.scales, w.groups, w.group, Load(x.Scales(group, k)), false};
-        if (!kFour) {
-          at.values = reinterpret_cast<const int8_t*>(some.values) + k, at.stride = w.bytes;
-          at.fetch = group == 0 && begin + 2 * kAmxRows <= w.rows;
-        }
-        run(at, made);
-        PutLow(made, rows, few, y + begin * to.down + first * to.across, where);
-      }
-    }
-  }
-  TILES_FREE();
-}
-
 #endif  // SPECJAX_TILES
 
 #endif  // SPECJAX_BYTE_DOTS

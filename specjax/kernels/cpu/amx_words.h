@@ -108,37 +108,6 @@ WITH_TILES void WordRows(const Meeting& at, float* made) {
   }
 }
 
-// The products of the rows of a task with all columns; to.down or to.across is 1.
-WITH_TILES inline void WordProducts(const TallRows& w, const ManyColumns& x, float* y, To to) {
-  alignas(64) float made[kAmxRows * kLanes], scales[kAmxRows];
-  int8_t* opened = reinterpret_cast<int8_t*>(Scratch(1, 2 * kAmxRows * kDeep / 4));
-  int64_t configured = 0;
-  for (int64_t begin = 0; begin < w.rows; begin += kAmxRows) {
-    const int64_t rows = std::min(kAmxRows, w.rows - begin);
-    if (rows != configured) {
-      const TileConfig config = ByteConfig(rows, kBytes);
-      TILES_AS(config);
-      configured = rows;
-    }
-    const TallRows some = w.From(begin, rows);
-    To where = to;
-    for (int64_t k = 0; k < x.in; k += kDeep, where.add = true) {
-      const int64_t deep = std::min(x.in - k, kDeep);
-      for (int64_t r = 0; r < rows; ++r)
-        scales[r] = OpenRow(some, r, k, deep, opened + r * kDeep, opened + (kAmxRows + r) * kDeep);
-      for (int64_t group = 0; group < x.Groups(); ++group) {
-        const int64_t first = group * x.Width(), few = std::min(x.Width(), x.columns - first);
-        const int32_t* high = x.Words(group, k);
-        const Meeting at{opened, kDeep, rows, k, deep, high, high + ManyColumns::Steps(deep) * kLanes,
-                         scales, 1, kDeep, Load(x.Scales(group, k)), false};
-        (rows > kLanes ? &WordRows<true> : &WordRows<false>)(at, made);
-        PutLow(made, rows, few, y + begin * to.down + first * to.across, where);
-      }
-    }
-  }
-  TILES_FREE();
-}
-
 #endif
 
 }  // namespace

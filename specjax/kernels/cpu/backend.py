@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .. import attention, interface, prompts, quantized
 from ..xla_cpu import PREFILL_CHUNK, XlaCpuBackend, on_mesh
-from . import calls, library
+from . import calls, library, quantized_calls
 
 log = logging.getLogger("specjax")
 
@@ -75,7 +75,7 @@ class CpuBackend(XlaCpuBackend):
                 query, key, value, own_mask, (keys, values), length, index
             )
 
-        tiled = bool(rounded and prompts.are_read() and not fixed_bits())
+        tiled = bool(rounded and bits_may_move())
         return calls.attend(query, *prefix, key, value, own_mask, length, by_xla, tiled)
 
     def norm(self, x, weight, bias=None, *, eps, centered=False, plus_one=False):
@@ -88,10 +88,10 @@ class CpuBackend(XlaCpuBackend):
         return calls.norm(x, weight, bias, eps, centered, plus_one, super().norm)
 
     def swiglu(self, gate, up):
-        # XLA fuses it with others in float32, which is faster where there are few columns
-        long = prompts.are_read() and gate.shape[-1] > calls.MOST_COLUMNS and not fixed_bits()
-        by_xla = gate.dtype == _FLOAT32 and not long or gate.dtype != up.dtype or on_mesh()
-        if by_xla or not _takes(gate, up):
+        """In float32 XLA fuses it with others, which is faster where there are few columns."""
+        long = bits_may_move() and gate.shape[-1] > calls.MOST_COLUMNS
+        fused = gate.dtype == _FLOAT32 and not long
+        if fused or on_mesh() or not _takes(gate, up):
             return super().swiglu(gate, up)
         return calls.swiglu(gate, up, super().swiglu)
 
@@ -116,9 +116,9 @@ class CpuBackend(XlaCpuBackend):
         kinds = {w.dtype for w in weights if not quantized.is_quantized(w)}
         floats = _FLOAT32 in kinds and _FLOAT16 not in kinds  # activations are float32
         held = [w for w in weights if quantized.is_quantized(w)]
-        as_bytes = all(calls.fits(w) and calls.fits_bytes(w) for w in held) and (
-            not held or _has("quantized", "quantized weights") and library.has_byte_dots()
-        )
+        fit = all(quantized_calls.fits(w) and quantized_calls.fits_bytes(w) for w in held)
+        loaded = not held or fit and _has("quantized", "quantized weights")
+        as_bytes = not held or loaded and library.has_byte_dots()
         by_tiles = kinds == {_BFLOAT16} and not held and library.has_tiles()
         if by_tiles:
             return interface.PREFILL_CHUNK
@@ -161,6 +161,12 @@ def fixed_bits() -> bool:
     return wish == "fixed"
 
 
+def bits_may_move() -> bool:
+    """Whether results may have other last bits than those of few columns: where a prompt is read,
+    without ``fixed_bits``."""
+    return prompts.are_read() and not fixed_bits()
+
+
 def _call_for(weights, x):
     """The call of the library that is made for such products, or None."""
     if not _takes(x):
@@ -169,22 +175,22 @@ def _call_for(weights, x):
     most = calls.MOST_TILE_COLUMNS if tiles else calls.MOST_COLUMNS
     few = x.shape[1] <= most or fixed_bits()
     if x.dtype != _FLOAT32:
-        if any(map(calls.fits, weights)):
+        if any(map(quantized_calls.fits, weights)):
             _warn(FEW_BITS_BY_XLA.format(x.dtype))
         taken = few and all(_floats(w, x.dtype) for w in weights)
         if taken and x.dtype == _BFLOAT16 and not library.has_half_dots():
             _warn(HALF_WIDENED)
         return calls.half_dots if taken else None
-    if all(map(calls.fits, weights)):
-        if not few and not all(map(calls.fits_bytes, weights)):
+    if all(map(quantized_calls.fits, weights)):
+        if not few and not all(map(quantized_calls.fits_bytes, weights)):
             return None
         loaded = _has("quantized", "quantized weights")
-        if loaded and not library.has_byte_dots() and any(map(calls.fits_bytes, weights)):
+        if loaded and not library.has_byte_dots() and any(map(quantized_calls.fits_bytes, weights)):
             _warn(FEW_BITS_WIDENED)
         if not loaded or not few and not library.has_byte_dots():
             return None
-        words = prompts.are_read() and not fixed_bits()
-        return calls.quantized_words if words else calls.quantized_dots
+        words = bits_may_move()
+        return quantized_calls.quantized_words if words else quantized_calls.quantized_dots
     products = calls.dots if few else calls.many_dots
     return products if x.size and all(_floats(w, _FLOAT32, _BFLOAT16) for w in weights) else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import narrow, quantized
+from .. import narrow
 
 MOST_COLUMNS = 32  # that sums along inputs are fast for
 MOST_TILE_COLUMNS = 4096  # the same of bfloat16 by tiles (AMX): chunks of 16 prompts
@@ -40,10 +39,10 @@ def dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
       ValueError: other shapes or types; the kernel itself checks nothing.
     """
     _check_floats("dots", weights, x)
-    return _products("specjax_products", weights, weights, x, transpose_out)
+    return products("specjax_products", weights, weights, x, transpose_out)
 
 
-def _check_shapes(name: str, weights: tuple, x: jax.Array) -> None:
+def check_shapes(name: str, weights: tuple, x: jax.Array) -> None:
     """Raises ValueError unless ``name`` can multiply ``x`` ``[in, M]`` by as many weights."""
     if not 1 <= len(weights) <= MOST_WEIGHTS:
         raise ValueError(f"{name}: {len(weights)} weights, it takes 1 to {MOST_WEIGHTS}")
@@ -59,14 +58,14 @@ def _check_shapes(name: str, weights: tuple, x: jax.Array) -> None:
 
 def _check_floats(name: str, weights: tuple, x: jax.Array) -> None:
     """Raises ValueError unless ``x`` is float32, each weight that or bfloat16, and they fit."""
-    _check_shapes(name, weights, x)
-    _check_types(x=x)
+    check_shapes(name, weights, x)
+    check_types(x=x)
     for weight in weights:
         if weight.dtype != jnp.bfloat16:
-            _check_types(weight=weight)
+            check_types(weight=weight)
 
 
-def _products(call: str, weights: tuple, arrays: Iterable, x, transpose_out: bool, **how) -> tuple:
+def products(call: str, weights: tuple, arrays: Iterable, x, transpose_out, **how) -> tuple:
     """Calls a kernel with the ``arrays`` of all weights."""
     sizes = [(weight.shape[0], x.shape[1]) for weight in weights]
     shapes = [jax.ShapeDtypeStruct(s[::-1] if transpose_out else s, x.dtype) for s in sizes]
@@ -96,7 +95,7 @@ def many_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tupl
       ValueError: other shapes or types; the kernel itself checks nothing.
     """
     _check_floats("many_dots", weights, x)
-    return _products("specjax_many_products", weights, weights, x, transpose_out)
+    return products("specjax_many_products", weights, weights, x, transpose_out)
 
 
 @many_dots.defjvp
@@ -116,7 +115,7 @@ def half_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tupl
     Raises:
       ValueError: other shapes or types; the kernel itself checks nothing.
     """
-    _check_shapes("half_dots", weights, x)
+    check_shapes("half_dots", weights, x)
     kinds = {array.dtype for array in (x, *weights)}
     if kinds not in ({jnp.dtype(jnp.bfloat16)}, {jnp.dtype(jnp.float16)}):
         named = ", ".join(sorted(map(str, kinds)))
@@ -128,7 +127,7 @@ def half_dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tupl
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _half_dots(weights, x, transpose_out):
     name = f"specjax_products{_SUFFIXES[x.dtype]}"
-    return _products(name, weights, weights, x, transpose_out)
+    return products(name, weights, weights, x, transpose_out)
 
 
 def _half_dots_forward(weights, x, transpose_out):
@@ -146,88 +145,6 @@ def _half_dots_backward(transpose_out, kept, slopes):
 
 
 _half_dots.defvjp(_half_dots_forward, _half_dots_backward)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
-def quantized_dots(
-    weights: tuple, x: jax.Array, transpose_out: bool = False, words: bool = False
-) -> tuple:
-    """``dots`` of up to 8 weights ``quantized.Quantized``: products with the float32 numbers that
-    these stand for, to rounding.
-
-    A column of a result has the same bits, however many others are computed beside it, unless
-    ``words``. Where the processor has AVX-512 VNNI, ``x`` is rounded to 16 bits, with one scale for
-    every 1,024 inputs of a column, before it meets weights of which ``fits_bytes`` is true.
-
-    Args:
-      weights: each ``[out, in]``, of eight bits with one scale an output or groups of a multiple
-        of 32 inputs, or of four bits with such groups. ``out`` and kinds may differ.
-      x: ``[in, M]``, float32.
-      transpose_out: whether the results are ``[M, out]``.
-      words: whether weights of four bits may meet more than 32 columns in 16 bits, where the
-        processor has tiles (AMX): scaled, and rounded with one scale for every 1,024 inputs.
-
-    Raises:
-      ValueError: other shapes or types; the kernel itself checks nothing.
-    """
-    _check_shapes("quantized_dots", weights, x)
-    _check_types(x=x)
-    arrays = []
-    for weight in weights:
-        if not fits(weight):
-            raise ValueError(
-                f"quantized_dots: {weight.qvalue.dtype} values {weight.qvalue.shape} with scales "
-                f"{weight.scale.shape}: groups must be multiples of {quantized.TILE} inputs"
-            )
-        zero = jnp.zeros((0,), jnp.int8) if weight.zero is None else weight.zero
-        arrays += [weight.qvalue, weight.scale, zero]
-    how = dict(words=np.bool_(words))
-    return _products("specjax_quantized", weights, arrays, x, transpose_out, **how)
-
-
-def quantized_words(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
-    """``quantized_dots`` with ``words``."""
-    made: Any = quantized_dots(weights, x, transpose_out, True)
-    return made
-
-
-def fits(weight) -> bool:
-    """Whether ``quantized_dots`` takes such a weight."""
-    if not isinstance(weight, quantized.Quantized) or weight.ndim != 2:
-        return False
-    out, inputs = weight.shape
-    groups = weight.scale.shape[1]
-    if weight.scale.shape[0] != out or weight.scale.dtype != jnp.float32 or inputs % groups:
-        return False
-    if weight.zero is not None:
-        if weight.zero.shape != weight.scale.shape or weight.zero.dtype != jnp.int8:
-            return False
-    elif weight.qvalue.dtype == jnp.int8 and groups == 1:
-        return True
-    return weight.qvalue.dtype in (jnp.int8, jnp.uint8) and inputs // groups % quantized.TILE == 0
-
-
-def fits_bytes(weight) -> bool:
-    """Whether ``quantized_dots`` multiplies the bytes of such a weight, of which ``fits`` is true,
-    on processors with AVX-512 VNNI, and takes any number of columns there."""
-    if weight.qvalue.dtype == jnp.uint8:
-        return True
-    return weight.zero is None and weight.scale.shape[1] == 1
-
-
-@quantized_dots.defjvp
-def _quantized_dots_jvp(transpose_out, words, primals, tangents):
-    """With respect to scales and ``x``; integers have no derivative."""
-    (weights, x), (d_weights, d_x) = primals, tangents
-
-    def plain(scales, x):
-        held = zip(weights, scales, strict=True)
-        return [jnp.dot(quantized.widen(dataclasses.replace(w, scale=s)), x) for w, s in held]
-
-    scales, d_scales = [w.scale for w in weights], [d.scale for d in d_weights]
-    _, changes = jax.jvp(plain, (scales, x), (d_scales, d_x))
-    made = quantized_dots(weights, x, transpose_out, words)
-    return made, tuple(y.T if transpose_out else y for y in changes)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(7, 8))
@@ -270,7 +187,7 @@ def attend(
         if array.shape != shape or name == "own_mask" and shape[0] not in (1, batch):
             raise ValueError(f"attend: {name} is {array.shape}, query {query.shape}: no fit")
     floats = dict(keys=keys, values=values, own_keys=own_keys, own_values=own_values)
-    _check_types(_kind_of(query), query=query, **floats)
+    check_types(_kind_of(query), query=query, **floats)
     if own_mask.dtype != jnp.bool or length.dtype != jnp.int32:
         raise ValueError(f"attend: own_mask is {own_mask.dtype}, length {length.dtype}")
     shape = jax.ShapeDtypeStruct(query.shape, query.dtype)
@@ -298,7 +215,7 @@ def norm(x, weight, bias, eps: float, centered: bool, plus_one: bool, by_xla) ->
     """
     del by_xla
     bias = jnp.zeros((0,), x.dtype) if bias is None else bias
-    _check_types(_kind_of(x), x=x, weight=weight, bias=bias)
+    check_types(_kind_of(x), x=x, weight=weight, bias=bias)
     if weight.shape != x.shape[:1] or bias.shape not in ((0,), weight.shape):
         raise ValueError(f"norm: weight {weight.shape}, bias {bias.shape}, x {x.shape}: no fit")
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
@@ -325,7 +242,7 @@ def swiglu(gate: jax.Array, up: jax.Array, by_xla) -> jax.Array:
     Raises:
       ValueError: other shapes or types; the kernel itself checks nothing.
     """
-    _check_types(_kind_of(gate), gate=gate, up=up)
+    check_types(_kind_of(gate), gate=gate, up=up)
     if gate.shape != up.shape:
         raise ValueError(f"swiglu: gate {gate.shape} and up {up.shape} do not fit")
     shape = jax.ShapeDtypeStruct(gate.shape, gate.dtype)
@@ -345,7 +262,7 @@ def argmax(x: jax.Array) -> jax.Array:
     Raises:
       ValueError: another type.
     """
-    _check_types(x=x)
+    check_types(x=x)
     shape = jax.ShapeDtypeStruct(x.shape[:-1], jnp.int32)
     call = jax.ffi.ffi_call("specjax_argmax", shape, vmap_method="broadcast_all")
     return call(jax.lax.stop_gradient(x))
@@ -360,7 +277,7 @@ def columns(table: jax.Array, index: jax.Array) -> jax.Array:
       ValueError: other types.
     """
     if table.dtype != jnp.bfloat16:
-        _check_types(table=table)
+        check_types(table=table)
     shape = jax.ShapeDtypeStruct((table.shape[1], *index.shape), jnp.float32)
     call = jax.ffi.ffi_call("specjax_columns", shape, vmap_method="sequential")
     return call(table, index.astype(jnp.int32))
@@ -426,7 +343,7 @@ def _kind_of(x: jax.Array):
     return x.dtype if x.dtype in _SUFFIXES else jnp.dtype(jnp.float32)
 
 
-def _check_types(kind=jnp.float32, **arrays) -> None:
+def check_types(kind=jnp.float32, **arrays) -> None:
     for name, array in arrays.items():
         if array.dtype != kind:
             raise ValueError(

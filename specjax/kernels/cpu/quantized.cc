@@ -4,10 +4,9 @@
 // its group; its products are those of these floats. Every column is summed in the same order,
 // however many there are and whichever thread computes the row. Where the processor multiplies
 // bytes, so are weights of eight bits with one scale a row (byte_dots.h) and weights of four bits
-// (nibble_dots.h), and both with any number of columns (byte_tiles.h, amx_bytes.h).
+// (nibble_dots.h), and both with any number of columns (byte_tiles.h, amx_products.h).
 
-#include "amx_bytes.h"
-#include "amx_words.h"
+#include "amx_products.h"
 #include "byte_dots.h"
 #include "byte_tiles.h"
 #include "nibble_dots.h"
@@ -271,8 +270,8 @@ constexpr std::array<std::array<Rows, kFew>, 3> kRows = {
 using ManyBy = void (*)(const TallRows&, const ManyColumns&, float*, To);
 constexpr ManyBy kProducts[3][2] = {{&TallProducts<false>, &TallProducts<true>},
 #if defined(SPECJAX_TILES)
-                                    {&TileProducts<false>, &TileProducts<true>},
-                                    {&TileProducts<false>, &WordProducts}
+                                    {&TileProducts<Form::kEight>, &TileProducts<Form::kFour>},
+                                    {&TileProducts<Form::kEight>, &TileProducts<Form::kWord>}
 #endif
 };
 #endif
