@@ -147,7 +147,8 @@ def test_a_target_with_such_a_cache_says_so_and_its_greedy_text_does_not_depend_
 @pytest.mark.parametrize(("kind", "word"), [("int8", "s8"), ("fp8", "u8")])
 def test_the_loop_copies_no_cache(kind, word):
     text = hlo(TARGET, DraftModel(3, model=low_bit_cache(TARGET, kind)), params(), 3, 300, 1.0)
-    assert f"{word}[6,300,8]" in text
+    shapes = ("3,2,300,8", "6,300,8")  # as the kernels write entries, and as XLA scatters them
+    assert any(f"{word}[{shape}]" in text for shape in shapes)
     assert not cache_copies(text, (3, 2, 300, 8), kind=word)
 
 

@@ -3,6 +3,7 @@
 import mmap
 import pathlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -39,11 +40,46 @@ def test_a_large_array_is_moved_and_keeps_its_numbers_and_its_address():
         pytest.skip("this system has no large pages")
     x = jnp.arange(2 * size, dtype=jnp.float32)  # eight large pages
     address = x.unsafe_buffer_pointer()
-    moved = pages.enlarge({"weight": x, "none": None, "host": np.ones(3)})
+    moved = pages.collapse({"weight": x, "none": None, "host": np.ones(3)})
     if not moved:
         pytest.skip("this system moves nothing to large pages")
     assert in_large_pages(address) >= 7 * size and x.unsafe_buffer_pointer() == address
     np.testing.assert_array_equal(x, np.arange(2 * size, dtype=np.float32))
+
+
+def test_small_arrays_lie_side_by_side_with_their_numbers_types_and_devices():
+    size = pages.large_page()
+    if not size:
+        pytest.skip("this system has no large pages")
+    count = size // 8 + 5  # three quarters of a large page, in bytes, and no whole cache lines
+    small = {
+        "float32": jnp.arange(count, dtype=jnp.float32).reshape(-1, 1),
+        "bfloat16": jax.device_put(jnp.arange(count, dtype=jnp.bfloat16), jax.devices("cpu")[0]),
+        "int8": jnp.arange(count, dtype=jnp.int8),
+        "uint8": jnp.arange(count, dtype=jnp.uint8),
+    }
+    others = {
+        "int4": jnp.arange(8, dtype=jnp.int4),
+        "key": jax.random.key(0),
+        "none": None,
+        "host": np.ones(3),
+        "large": jnp.ones(pages.MANY * size // 4),
+    }
+    found = pages.enlarge(small | others)
+    end = None
+    for name, x in small.items():  # in the order in which JAX flattens them
+        assert found[name].dtype == x.dtype and found[name].committed == x.committed
+        np.testing.assert_array_equal(found[name], x)
+    for name in sorted(small):
+        begin = found[name].unsafe_buffer_pointer()
+        assert begin % pages.LINE == 0 and (end is None or 0 <= begin - end < pages.LINE), name
+        end = begin + found[name].nbytes
+    assert all(found[name] is x for name, x in others.items())
+
+
+def test_arrays_that_fill_no_large_page_stay():
+    few = {"norm": jnp.ones(128), "bias": jnp.ones(128, jnp.bfloat16)}
+    assert pages.enlarge(few)["norm"] is few["norm"]
 
 
 def test_an_unknown_wish_for_pages_is_refused(monkeypatch):
@@ -51,4 +87,6 @@ def test_an_unknown_wish_for_pages_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="SPECJAX_PAGES='huge': it must be small"):
         pages.large_page()
     monkeypatch.setenv("SPECJAX_PAGES", "small")
-    assert pages.large_page() == 0 == pages.enlarge({"weight": jnp.ones(1 << 20)})
+    weights = {"weight": jnp.ones(1 << 20)}
+    assert pages.large_page() == 0 == pages.collapse(weights)
+    assert pages.enlarge(weights) is weights

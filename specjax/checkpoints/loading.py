@@ -203,5 +203,5 @@ def _read(folder: Path, target: LM) -> tuple[Drafter, PyTree, str]:
         drafter = drafter.with_topology(shape)
     if target.dtype == jnp.float32:
         params = kernels.of(target.params).store(params)
-    kernels.of(params).settle(params)
+    params = kernels.of(params).settle(params)
     return drafter, params, fingerprint(tensors.files)

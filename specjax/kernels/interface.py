@@ -184,9 +184,10 @@ class Backend(abc.ABC):
         """Weights in the types in which ``dot`` reads them fastest; their numbers stay the same."""
         return params
 
-    def settle(self, params: Any) -> None:
-        """Makes the memory in which weights lie fast to read, where the system has a way to."""
-        del params
+    def settle(self, params: Any) -> Any:
+        """Weights in memory that is fast to read, where the system has such; their numbers and
+        types stay the same."""
+        return params
 
     # ---------------------------------------------------------------- preferences
 

@@ -9,6 +9,7 @@ times. Linux gives large pages to programs that ask for them (``transparent_huge
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import pathlib
@@ -16,9 +17,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 SIZE = pathlib.Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 GAP = 64 << 10  # bytes between arrays that one stretch may have: what an allocator keeps there
+LINE = 64  # bytes of a cache line, to which kernels like arrays to be aligned
+MANY = 16  # large pages, from which on it does not matter that both ends lie in small ones
+KINDS = tuple(map(jnp.dtype, ("float32", "bfloat16", "float16", "int8", "uint8")))  # of weights
 _HUGEPAGE, _COLLAPSE = 14, 25  # MADV_HUGEPAGE, MADV_COLLAPSE
 
 
@@ -37,7 +43,59 @@ def large_page() -> int:
         return 0
 
 
-def enlarge(params: Any) -> int:
+def enlarge(params: Any) -> Any:
+    """Returns a pytree with its arrays in large pages of memory, as far as the system gives them.
+
+    Arrays of many large pages are moved where they lie. Smaller ones, of which a good part would
+    stay in small pages at both ends, are copied side by side. Numbers stay, and arrays that the
+    system leaves in small pages are as good as before.
+    """
+    size = large_page()
+    if not size:
+        return params
+    leaves, structure = jax.tree.flatten(params)
+    small = [i for i, leaf in enumerate(leaves) if _is_small(leaf, MANY * size)]
+    copies = _side_by_side([leaves[i] for i in small], size)
+    for i, copy in zip(small, copies, strict=True):
+        leaves[i] = copy
+    collapse([leaf for i, leaf in enumerate(leaves) if i not in set(small)])
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _is_small(leaf: Any, most: int) -> bool:
+    """Whether a leaf is an array of weights on one CPU, of less than ``most`` bytes."""
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+        return False
+    devices = leaf.sharding.device_set
+    alone = len(devices) == 1 and next(iter(devices)).platform == "cpu"
+    return alone and leaf.dtype in KINDS and leaf.nbytes < most
+
+
+def _side_by_side(arrays: list[jax.Array], large: int) -> list[jax.Array]:
+    """Copies of arrays, one after the other in new memory that asks for pages of ``large`` bytes.
+
+    It lives as long as one of them.
+    """
+    places = list(itertools.accumulate((-(-x.nbytes // LINE) * LINE for x in arrays), initial=0))
+    if places[-1] < large:
+        return arrays
+    memory = mmap.mmap(-1, places[-1] + large, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(_HUGEPAGE)
+    room = np.frombuffer(memory, np.uint8)
+    room = room[-room.ctypes.data % large :]
+
+    def copied(x, at):
+        view = room[at : at + x.nbytes].view(x.dtype).reshape(x.shape)
+        view[...] = np.asarray(x)
+        if x.committed:
+            return jax.device_put(view, x.sharding)  # without another copy: it is aligned
+        with jax.default_device(next(iter(x.sharding.device_set))):
+            return jax.device_put(view)
+
+    return [copied(*pair) for pair in zip(arrays, places[:-1], strict=True)]
+
+
+def collapse(arrays: Any) -> int:
     """Asks the system to hold all arrays of a pytree in large pages; numbers and addresses stay.
 
     A refusal is no error: the arrays stay in the pages in which they are.
@@ -51,7 +109,7 @@ def enlarge(params: Any) -> int:
     advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     moved = 0
-    for begin, end in stretches(_places(params), size):
+    for begin, end in stretches(_places(arrays), size):
         advise(begin, end - begin, _HUGEPAGE)
         moved += (end - begin) * (advise(begin, end - begin, _COLLAPSE) == 0)
     return moved

@@ -64,7 +64,7 @@ class XlaCpuBackend(XlaBackend):
         return jax.lax.optimization_barrier(x)
 
     def settle(self, params):
-        pages.enlarge(params)
+        return pages.enlarge(params)
 
     def param_dtype(self, stored):
         """float32: only processors with instructions for bfloat16 compute faster in it."""

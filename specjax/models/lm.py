@@ -258,7 +258,7 @@ def load(
             target = PipelinedLM(target, stages)
     checkpoint = fingerprint(weight_files(folder))
     params = load_weights(folder, config, dtype, quantize, mesh)
-    kernels.of(params).settle(params)
+    params = kernels.of(params).settle(params)
     return LM(
         target=target,
         params=params,

@@ -69,13 +69,17 @@ struct TileSums {
     if constexpr (!kHalves) TILE_ZERO(2);
     if constexpr (kTwo && !kHalves) TILE_ZERO(3);
   }
+  // Calls `fetch` after each load of weights: before it, the load would wait for what is fetched.
+  template <typename Call>
   WITH_TILES static ALWAYS_INLINE void Add(const int8_t* w, int64_t stride, const int32_t* high,
-                                           const int32_t* low) {
+                                           const int32_t* low, const Call& fetch) {
     TILE_LOAD(6, high, 4 * kLanes);
     TILE_LOAD(4, w, stride);
+    fetch();
     TILE_SIGNED(0, 4, 6);
     if constexpr (kTwo) {
       TILE_LOAD(5, w + kLanes * stride, stride);
+      fetch();
       TILE_SIGNED(1, 5, 6);
     }
     if constexpr (!kHalves) {
@@ -114,11 +118,11 @@ WITH_TILES void EightRows(const Meeting& at, float* made) {
       std::memset(rest, 0, sizeof rest);
       for (int64_t r = 0; r < at.rows; ++r) std::memcpy(rest + r * kBytes, from + r * stride, left);
       from = rest, stride = kBytes;
-    } else if (at.fetch) {
-      UNROLL
-      for (int r = 0; r < kAmxRows; ++r) next.Next<2>();
     }
-    tiles.Add(from, stride, at.high + k * (kLanes / 4), at.low + k * (kLanes / 4));
+    tiles.Add(from, stride, at.high + k * (kLanes / 4), at.low + k * (kLanes / 4),
+              [&]() __attribute__((always_inline)) {
+                if (at.fetch && left >= kBytes) next.Lines<kLanes>();
+              });
   }
   tiles.Take();
   for (int64_t r = 0; r < at.rows; ++r)
@@ -137,7 +141,7 @@ WITH_TILES void FourRows(const Meeting& at, float* made) {
   const auto multiply = [&](int64_t t) WITH_TILES __attribute__((always_inline)) {
     const int64_t k = t * kTile, words = k * (kLanes / 4);
     tiles->Clear();
-    tiles->Add(at.values + k, at.stride, at.high + words, at.low + words);
+    tiles->Add(at.values + k, at.stride, at.high + words, at.low + words, [] {});
   };
   multiply(0);
   tiles[0].Take();

@@ -182,14 +182,15 @@ WITH_TILES void TileRows(const Half* upper, const Half* lower, int64_t in, const
         std::copy_n(b + r * in, in - k, rest + (kTile + r) * kDepth);
       }
       a = rest, b = rest + kTile * kDepth, stride = 2 * kDepth;
-    } else if (fetch) {
-      UNROLL
-      for (int r = 0; r < 2 * kTile; ++r) next.Next<2>();
+      fetch = false;
     }
+    // fetched after the loads of weights: before them, the loads would wait
     TILE_LOAD(6, x + k * n, 4 * n);
     TILE_LOAD(4, a, stride);
+    if (fetch) next.Lines<kTile>();
     TILE_HALVES(0, 4, 6);
     TILE_LOAD(5, b, stride);
+    if (fetch) next.Lines<kTile>();
     TILE_HALVES(1, 5, 6);
     if constexpr (kTwo) {
       TILE_LOAD(7, second + k * more, 4 * more);
@@ -294,9 +295,9 @@ ffi::Error HalfProducts(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Rem
     }
 #endif
     To across{columns, 1, false};
-    for (int64_t k = 0; k < in; k += kDeep, across.add = true)
+    for (int64_t k = 0; k < in; k += kLong, across.add = true)
       FewBy(static_cast<const Pair*>(w) + k, static_cast<const float*>(packed) + k, sums, in,
-            std::min(kDeep, in - k), height, columns, across);
+            std::min(kLong, in - k), height, columns, across);
     PutRows(sums, columns, height, columns, y, to);
   });
   return ffi::Error::Success();

@@ -43,7 +43,7 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
         const IntVec both = *reinterpret_cast<const HalfPairs*>(w + r * in + k);
         even[r] = Once(reinterpret_cast<Vec>(both << 16));
         odd[r] = Once(reinterpret_cast<Vec>(both & int32_t(0xffff0000)));
-        if (k * kSize % kLine == 0) next.Next();
+        if (k * kSize % kLine == 0) next.Next<2>();
       }
       UNROLL
       for (int m = 0; m < M; ++m) {
@@ -60,7 +60,7 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
     UNROLL
     for (int r = 0; r < R; ++r) {
       a[r] = Once(Load(w + r * in + k));
-      if (kSize * kLanes >= kLine || k * kSize % kLine == 0) next.Next();
+      if (kSize * kLanes >= kLine || k * kSize % kLine == 0) next.Next<2>();
     }
     UNROLL
     for (int m = 0; m < M; ++m) {
@@ -93,19 +93,24 @@ void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t deep, int
 
 template <typename W>
 using Rows = void (*)(const W*, const float*, float*, int64_t, int64_t, int64_t, To);
-template <typename W, int... M>
+template <typename W, bool kOne, int... M>
 constexpr std::array<Rows<W>, sizeof...(M)> FewTable(std::integer_sequence<int, M...>) {
-  return {{&FewRows<M + 1, RowsOf(M + 1, std::is_same_v<W, Pair> ? 2 : 1), W>...}};
+  constexpr int each = std::is_same_v<W, Pair> ? 2 : 1;
+  return {{&FewRows<M + 1, kOne && M < 5 ? 1 : RowsOf(M + 1, each), W>...}};
 }
-template <typename W>
-constexpr auto kFewRows = FewTable<W>(Counts{});  // by the number of columns, less one
+template <typename W, bool kOne>
+constexpr auto kFewRows = FewTable<W, kOne>(Counts{});  // by the number of columns, less one
+
+// Floats of a product from which on rows are read one by one: memory is fastest in its own order,
+// and is what such a product waits for; in a smaller one rows side by side share the loads of columns.
+constexpr int64_t kWaiting = kLanes == 16 ? 1 << 20 : INT64_MAX;
 
 // A task's rows of a weight matrix by columns of PackRows, a few of them at a time.
-template <typename W>
+template <typename W, bool kOne = false>
 void FewBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
            int64_t columns, To to) {
   EachShare(rows, columns, [&](int64_t r, int64_t height, int64_t m, int64_t few) {
-    kFewRows<W>[few - 1](w + r * in, x + m * in, y + r * to.down + m * to.across, in, deep, height,
+    kFewRows<W, kOne>[few - 1](w + r * in, x + m * in, y + r * to.down + m * to.across, in, deep, height,
                          to);
   });
 }

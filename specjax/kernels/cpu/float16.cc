@@ -27,8 +27,8 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F16> x, ffi::Remainin
     const Float16* weight = part->weight + begin * in;
     float* sums = Scratch(1, height * columns);
     To across{columns, 1, false};
-    for (int64_t k = 0; k < in; k += kDeep, across.add = true)
-      FewBy(weight + k, packed + k, sums, in, std::min(kDeep, in - k), height, columns, across);
+    for (int64_t k = 0; k < in; k += kLong, across.add = true)
+      FewBy(weight + k, packed + k, sums, in, std::min(kLong, in - k), height, columns, across);
     const int64_t down = transpose_out ? 1 : columns, side = transpose_out ? part->out : 1;
     Float16* y = part->result + begin * down;
     for (int64_t r = 0; r < height; ++r)

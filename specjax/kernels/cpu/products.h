@@ -27,12 +27,13 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
   const float* packed = PackRows(from, in, columns, pairs);
   const int64_t rows = TaskRows(pool, read.bytes, read.rows);
   const int64_t tasks = DivideParts(parts.data(), count, rows);
+  const bool waiting = read.rows * in >= kWaiting;
   Parallel(pool, tasks, [=](int64_t task) {
     const auto [part, begin, height] = ShareOf(parts.data(), task, rows);
     To to{transpose_out ? 1 : columns, transpose_out ? part->out : 1, false};
     float* y = part->result + begin * to.down;
-    for (int64_t k = 0; k < in; k += kDeep, to.add = true) {
-      const int64_t d = std::min(kDeep, in - k), at = begin * in + k;
+    for (int64_t k = 0; k < in; k += kLong, to.add = true) {
+      const int64_t d = std::min(kLong, in - k), at = begin * in + k;
       const float* x = packed + k;
       if (pairs) {
         FewBy(static_cast<const Pair*>(part->weight) + at, x, y, in, d, height, columns, to);
@@ -40,8 +41,9 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
         const Half* weight = static_cast<const Half*>(part->weight);
         FewBy(weight + at, x, y, in, d, height, columns, to);
       } else {
-        const float* weight = static_cast<const float*>(part->weight);
-        FewBy(weight + at, x, y, in, d, height, columns, to);
+        const float* weight = static_cast<const float*>(part->weight) + at;
+        const auto run = waiting ? &FewBy<float, true> : &FewBy<float>;
+        run(weight, x, y, in, d, height, columns, to);
       }
     }
   });

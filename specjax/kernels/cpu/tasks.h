@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "vectors.h"
 #include "xla/ffi/api/ffi.h"
@@ -15,10 +16,12 @@ namespace ffi = xla::ffi;
 
 namespace {
 
-constexpr int64_t kChunkBytes = 256 << 10, kLeastBytes = 48 << 10;  // of weights, a task
+constexpr int64_t kChunkBytes = 1024 << 10, kLeastBytes = 48 << 10;  // of weights, a task
 
-// Runs body(0 ... tasks-1) on the backend's threads. The caller takes tasks as well and never waits
-// for a thread that has not begun, so a busy pool costs nothing but its help.
+// Runs body(0 ... tasks-1) on the backend's threads. Each has a stretch of tasks, which it takes in
+// their order, since a task fetches what the next one reads; then it helps the others. The caller
+// takes tasks as well and never waits for a thread that has not begun, so a busy pool costs nothing
+// but its help.
 template <typename Body>
 void Parallel(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
   const int64_t threads = std::min<int64_t>(pool.num_threads(), tasks);
@@ -27,20 +30,26 @@ void Parallel(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
     return;
   }
   struct Shared {
-    std::atomic<int64_t> taken{0}, back{0}, done{0};
+    explicit Shared(int64_t threads) : taken(threads) {}
+    struct alignas(64) Count {
+      std::atomic<int64_t> value{0};
+    };
+    std::vector<Count> taken;  // of each stretch
+    std::atomic<int64_t> done{0};
   };
-  auto shared = std::make_shared<Shared>();  // a late thread still finds it, and nothing to do
-  for (int64_t t = 1; t < threads; ++t)
-    pool.Schedule([shared, tasks, &body] {
-      while (shared->taken.fetch_add(1) < tasks) {
-        body(tasks - 1 - shared->back.fetch_add(1));
-        shared->done.fetch_add(1, std::memory_order_release);
+  auto shared = std::make_shared<Shared>(threads);  // a late thread still finds it, and nothing to do
+  const auto work = [threads, tasks, &body](Shared& shared, int64_t own) {
+    for (int64_t i = 0; i < threads; ++i) {
+      const int64_t at = (own + i) % threads, begin = tasks * at / threads;
+      const int64_t count = tasks * (at + 1) / threads - begin;
+      for (int64_t task; (task = shared.taken[at].value.fetch_add(1)) < count;) {
+        body(begin + task);
+        shared.done.fetch_add(1, std::memory_order_release);
       }
-    });
-  for (int64_t front = 0; shared->taken.fetch_add(1) < tasks; ++front) {
-    body(front);
-    shared->done.fetch_add(1, std::memory_order_release);
-  }
+    }
+  };
+  for (int64_t t = 1; t < threads; ++t) pool.Schedule([shared, work, t] { work(*shared, t); });
+  work(*shared, 0);
   while (shared->done.load(std::memory_order_acquire) < tasks) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
