@@ -233,6 +233,20 @@ def test_fault_a_scale_one_group_off_is_seen(kind):
         assert np.abs(np.asarray(made) - numbers @ x).max() > 1000 * bound(numbers, x)
 
 
+@needs_kernels
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("kind", ["int8", "int4 zeros", "int8 groups"])
+def test_narrow_activations_meet_few_bits_as_their_float32_and_are_rounded_once(kind, dtype):
+    weight, _ = held(61, 192, kind)
+    weight = dataclasses.replace(weight, scale=weight.scale / 64)  # float16 must hold the products
+    for columns in (1, 5, 32):
+        x = jnp.asarray(normal(192, columns), dtype)
+        (whole,) = CpuBackend().dots((weight,), x.astype(jnp.float32))
+        (got,) = CpuBackend().dots((weight,), x)
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got, whole.astype(dtype))
+
+
 def test_without_the_kernels_xla_serves_and_one_line_says_so(monkeypatch, caplog):
     monkeypatch.setattr(library, "register", lambda name: "there is no compiler")
     backend._has.cache_clear()
@@ -255,8 +269,8 @@ def test_without_the_kernels_xla_serves_and_one_line_says_so(monkeypatch, caplog
         ("int8 zeros", "float32", None),  # which are widened by every processor
         (None, "float32", None),
         (None, "bfloat16", backend.HALF_WIDENED),
-        ("int8", "bfloat16", backend.FEW_BITS_BY_XLA.format("bfloat16")),
-        ("int4", "float16", backend.FEW_BITS_BY_XLA.format("float16")),
+        ("int8", "bfloat16", backend.FEW_BITS_WIDENED),
+        ("int4", "float16", backend.FEW_BITS_WIDENED),
     ],
 )
 def test_what_a_processor_without_the_instructions_does_is_said_in_one_line(

@@ -23,10 +23,6 @@ FEW_BITS_WIDENED = (
     "compiler of the kernels, has no AVX-512 VNNI, which would multiply them as bytes, faster in "
     "long passes above all"
 )
-FEW_BITS_BY_XLA = (
-    "weights in 8 and 4 bits meet activations in {}, so XLA multiplies instead of the CPU kernels "
-    "(decoding will be slower): the kernels take them with activations in float32 (dtype='float32')"
-)
 HALF_WIDENED = (
     "bfloat16 is widened to float32 for each product, which saves reading and no computing: this "
     "processor, or the compiler of the kernels, has neither AMX nor AVX-512 BF16, which would "
@@ -122,7 +118,7 @@ class CpuBackend(XlaCpuBackend):
         by_tiles = kinds == {_BFLOAT16} and not held and library.has_tiles()
         if by_tiles:
             return interface.PREFILL_CHUNK
-        if floats and as_bytes:
+        if as_bytes and (floats or held):
             opened = library.has_tiles() and any(w.bits == 4 for w in held)
             return interface.PREFILL_CHUNK if opened else PREFILL_CHUNK  # opened once a chunk
         return super().prefill_chunk(weights)
@@ -171,28 +167,40 @@ def _call_for(weights, x):
     """The call of the library that is made for such products, or None."""
     if not _takes(x):
         return None
+    if all(map(quantized_calls.fits, weights)):
+        return _call_for_few_bits(weights, x)
     tiles = x.dtype == _BFLOAT16 and library.has_tiles()
     most = calls.MOST_TILE_COLUMNS if tiles else calls.MOST_COLUMNS
     few = x.shape[1] <= most or fixed_bits()
     if x.dtype != _FLOAT32:
-        if any(map(quantized_calls.fits, weights)):
-            _warn(FEW_BITS_BY_XLA.format(x.dtype))
         taken = few and all(_floats(w, x.dtype) for w in weights)
         if taken and x.dtype == _BFLOAT16 and not library.has_half_dots():
             _warn(HALF_WIDENED)
         return calls.half_dots if taken else None
-    if all(map(quantized_calls.fits, weights)):
-        if not few and not all(map(quantized_calls.fits_bytes, weights)):
-            return None
-        loaded = _has("quantized", "quantized weights")
-        if loaded and not library.has_byte_dots() and any(map(quantized_calls.fits_bytes, weights)):
-            _warn(FEW_BITS_WIDENED)
-        if not loaded or not few and not library.has_byte_dots():
-            return None
-        words = bits_may_move()
-        return quantized_calls.quantized_words if words else quantized_calls.quantized_dots
     products = calls.dots if few else calls.many_dots
     return products if x.size and all(_floats(w, _FLOAT32, _BFLOAT16) for w in weights) else None
+
+
+def _call_for_few_bits(weights, x):
+    """``_call_for`` weights in eight and four bits, whose products are computed in float32."""
+    bytes_fit = [quantized_calls.fits_bytes(w) for w in weights]
+    few = x.shape[1] <= calls.MOST_COLUMNS or fixed_bits()
+    if not few and not all(bytes_fit) or not _has("quantized", "quantized weights"):
+        return None
+    if not library.has_byte_dots():
+        if any(bytes_fit):
+            _warn(FEW_BITS_WIDENED)
+        if not few:
+            return None
+    words = bits_may_move()
+    call = quantized_calls.quantized_words if words else quantized_calls.quantized_dots
+    return call if x.dtype == _FLOAT32 else functools.partial(_in_float32, call)
+
+
+def _in_float32(call, weights, x, transpose_out):
+    """The products of activations in a narrower type, rounded to it once."""
+    made = call(weights, x.astype(_FLOAT32), transpose_out)
+    return tuple(y.astype(x.dtype) for y in made)
 
 
 def _takes(*arrays) -> bool:
