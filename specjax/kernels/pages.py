@@ -3,6 +3,8 @@
 A large page is looked up once where the same memory in pages of 4 KB is looked up hundreds of
 times. Linux gives large pages to programs that ask for them (``transparent_hugepage`` is
 ``madvise`` or ``always``), and since version 6.1 it moves what is in memory already into them.
+Arrays of less than 32 MB, of which a part would stay in small pages at both ends, are copied side
+by side into memory that asked for large ones.
 ``SPECJAX_PAGES=small`` leaves weights in the pages in which they are.
 """
 
@@ -54,11 +56,10 @@ def enlarge(params: Any) -> Any:
     if not size:
         return params
     leaves, structure = jax.tree.flatten(params)
-    small = [i for i, leaf in enumerate(leaves) if _is_small(leaf, MANY * size)]
-    copies = _side_by_side([leaves[i] for i in small], size)
-    for i, copy in zip(small, copies, strict=True):
-        leaves[i] = copy
-    collapse([leaf for i, leaf in enumerate(leaves) if i not in set(small)])
+    small = {i for i, leaf in enumerate(leaves) if _is_small(leaf, MANY * size)}
+    collapse([leaf for i, leaf in enumerate(leaves) if i not in small])
+    copies = iter(_side_by_side([leaves[i] for i in sorted(small)], size))
+    leaves = [next(copies) if i in small else leaf for i, leaf in enumerate(leaves)]
     return jax.tree.unflatten(structure, leaves)
 
 

@@ -26,6 +26,10 @@ there are: greedy text does not depend on the width of a pass. ``SPECJAX_BITS=fi
 kernels where XLA's products are faster, which is in passes of many columns, and to the same bits
 where prompts are read.
 
+A pass waits for memory. Weights lie in large pages (``kernels/pages.py``), each thread takes tasks
+that are neighbours in memory, and what the next rows need is fetched into the L2 cache meanwhile,
+after the loads of the present ones: loads would wait for what is fetched before them.
+
 Weights of eight or four bits become floats in registers (``quantized.cc``), and are read once for
 up to eight columns. With AVX-512 VNNI, weights of eight bits with one scale for each output, and
 those of four bits, are multiplied as bytes: with few columns by ``byte_dots.h`` and

@@ -103,7 +103,7 @@ constexpr auto kFewRows = FewTable<W, kOne>(Counts{});  // by the number of colu
 
 // Floats of a product from which on rows are read one by one: memory is fastest in its own order,
 // and is what such a product waits for; in a smaller one rows side by side share the loads of columns.
-constexpr int64_t kWaiting = kLanes == 16 ? 1 << 20 : INT64_MAX;
+constexpr int64_t kWaiting = kLanes == 16 ? 1 << 21 : INT64_MAX;
 
 // A task's rows of a weight matrix by columns of PackRows, a few of them at a time.
 template <typename W, bool kOne = false>
