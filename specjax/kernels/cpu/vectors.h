@@ -57,6 +57,18 @@ inline float* Scratch(int slot, int64_t floats) {
   return m.data() + (64 - (reinterpret_cast<uintptr_t>(m.data()) & 63)) % 64 / 4;
 }
 
+// Lanes of two vectors, of which those of b are counted from kLanes on.
+template <typename V>
+ALWAYS_INLINE V Pick(V a, V b, IntVec lanes) {
+#if defined(__clang__)
+  V picked;
+  for (int i = 0; i < kLanes; ++i) picked[i] = lanes[i] < kLanes ? a[lanes[i]] : b[lanes[i] - kLanes];
+  return picked;
+#else
+  return __builtin_shuffle(a, b, lanes);
+#endif
+}
+
 // Two vectors whose sum is that of neighbours H lanes apart: of each of a and b, over half as many
 // lanes.
 template <int H, typename V>
@@ -67,15 +79,8 @@ ALWAYS_INLINE void Halves(V a, V b, V* first, V* second) {
     low[i] = group / 2 * 2 * H + i % H + (group % 2 ? kLanes : 0);
     high[i] = low[i] + H;
   }
-#if defined(__clang__)
-  for (int i = 0; i < kLanes; ++i) {
-    (*first)[i] = low[i] < kLanes ? a[low[i]] : b[low[i] - kLanes];
-    (*second)[i] = high[i] < kLanes ? a[high[i]] : b[high[i] - kLanes];
-  }
-#else
-  *first = __builtin_shuffle(a, b, low);
-  *second = __builtin_shuffle(a, b, high);
-#endif
+  *first = Pick(a, b, low);
+  *second = Pick(a, b, high);
 }
 
 // Adds vectors pairwise so that each of the results is spread over half as many lanes.
@@ -201,14 +206,63 @@ constexpr int RowsOf(int columns, int each) {
 }
 using Counts = std::make_integer_sequence<int, kFew>;
 
+// x [in, M] -> rows [M, in]: inputs k ... k + kStep kLanes - 1, of which those that are a multiple of
+// kStep come first. An output is put together from one vector after the other.
+template <int M, int kStep>
+ALWAYS_INLINE void PackVectors(const float* x, int64_t in, int64_t k, float* rows) {
+  Vec from[M * kStep];
+  UNROLL
+  for (int j = 0; j < M * kStep; ++j) from[j] = Load(x + k * M + j * kLanes);
+  UNROLL
+  for (int m = 0; m < M; ++m) {
+    UNROLL
+    for (int h = 0; h < kStep; ++h) {
+      Vec to = from[0];
+      UNROLL
+      for (int j = 1; j < M * kStep; ++j) {
+        IntVec pick;
+        for (int i = 0; i < kLanes; ++i) {
+          const int at = (i * kStep + h) * M + m;  // where lane i of the output lies
+          pick[i] = at / kLanes == j ? kLanes + at % kLanes : j == 1 && at < kLanes ? at : i;
+        }
+        to = Pick(to, from[j], pick);
+      }
+      Store(rows + m * in + k + h * kLanes, to);
+    }
+  }
+}
+
+template <int M, int kStep>
+void PackAll(const float* x, int64_t in, int64_t end, float* rows) {
+  if constexpr (M * kStep == 1) {
+    std::memcpy(rows, x, sizeof(float) * end);
+  } else {
+    for (int64_t k = 0; k < end; k += kStep * kLanes) PackVectors<M, kStep>(x, in, k, rows);
+  }
+}
+template <int kStep, int... M>
+constexpr auto PackTable(std::integer_sequence<int, M...>) {
+  return std::array{&PackAll<M + 1, kStep>...};
+}
+template <int kStep>
+constexpr auto kPackBy = PackTable<kStep>(Counts{});  // by the number of columns, less one
+
 // x [in, columns] -> floats [columns, in]; with `pairs`, of every two vectors of inputs the even ones
 // come first.
 template <typename X>
 float* PackRows(const X* x, int64_t in, int64_t columns, bool pairs) {
   float* rows = Scratch(0, columns * in);
-  const int64_t whole = pairs ? in / (2 * kLanes) * 2 * kLanes : 0;
-  for (int64_t k = 0; k < in; ++k) {
-    const int64_t i = k % (2 * kLanes), to = k < whole ? k - i + i / 2 + i % 2 * kLanes : k;
+  const int64_t group = pairs ? 2 * kLanes : kLanes, whole = in / group * group;
+  int64_t k = 0;
+  if constexpr (std::is_same_v<X, float>) {
+    if (columns <= kFew) {
+      (pairs ? kPackBy<2> : kPackBy<1>)[columns - 1](x, in, whole, rows);
+      k = whole;
+    }
+  }
+  for (; k < in; ++k) {
+    const int64_t i = k % (2 * kLanes);
+    const int64_t to = pairs && k < whole ? k - i + i / 2 + i % 2 * kLanes : k;
     for (int64_t m = 0; m < columns; ++m) rows[m * in + to] = Number(x[k * columns + m]);
   }
   return rows;
