@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import specjax
 from specjax.kernels import pages
+from specjax.models.model_folder import EMBEDDED
 
 LARGE, SMALL = 1 << 25, mmap.PAGESIZE
 
@@ -47,34 +49,58 @@ def test_a_large_array_is_moved_and_keeps_its_numbers_and_its_address():
     np.testing.assert_array_equal(x, np.arange(2 * size, dtype=np.float32))
 
 
-def test_small_arrays_lie_side_by_side_with_their_numbers_types_and_devices():
+def test_small_arrays_lie_side_by_side_with_their_numbers_types_and_devices(monkeypatch):
     size = pages.large_page()
     if not size:
         pytest.skip("this system has no large pages")
-    count = size // 8 + 5  # three quarters of a large page, in bytes, and no whole cache lines
+    count = size // 4 + 5  # no whole cache lines of any type
     small = {
-        "float32": jnp.arange(count, dtype=jnp.float32).reshape(-1, 1),
         "bfloat16": jax.device_put(jnp.arange(count, dtype=jnp.bfloat16), jax.devices("cpu")[0]),
+        "float32": jnp.arange(count, dtype=jnp.float32).reshape(-1, 1),
         "int8": jnp.arange(count, dtype=jnp.int8),
+        "none": jnp.zeros((0, 3)),
+        "scalar": jnp.full((), 2.5, jnp.float16),
         "uint8": jnp.arange(count, dtype=jnp.uint8),
     }
     others = {
+        "host": np.ones(3),
         "int4": jnp.arange(8, dtype=jnp.int4),
         "key": jax.random.key(0),
-        "none": None,
-        "host": np.ones(3),
         "large": jnp.ones(pages.MANY * size // 4),
+        "nothing": None,
+        "weak": jnp.asarray(2.0),
     }
-    found = pages.enlarge(small | others)
+    found = pages.enlarge(small | others | {"again": small["int8"]})
     end = None
     for name, x in small.items():  # in the order in which JAX flattens them
         assert found[name].dtype == x.dtype and found[name].committed == x.committed
         np.testing.assert_array_equal(found[name], x)
-    for name in sorted(small):
+    assert found["again"] is found["int8"]
+    for name in ("int8", "bfloat16", "float32", "scalar", "uint8"):  # "again" is the first
         begin = found[name].unsafe_buffer_pointer()
         assert begin % pages.LINE == 0 and (end is None or 0 <= begin - end < pages.LINE), name
         end = begin + found[name].nbytes
     assert all(found[name] is x for name, x in others.items())
+
+    def refuse(*_, **__):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(pages.mmap, "mmap", refuse)
+    assert pages.enlarge(small)["int8"] is small["int8"]
+
+
+def test_weights_that_are_loaded_lie_side_by_side():
+    size = pages.large_page()
+    if not size:
+        pytest.skip("this system has no large pages")
+    lm = specjax.load("embedded", tokenizer=False)
+    head = specjax.load_drafter(EMBEDDED["embedded"].parent / "eagle3", lm).params
+    for params in (lm.params, head):
+        small = [x for x in jax.tree.leaves(params) if pages._is_small(x, pages.MANY * size)]
+        places = sorted((x.unsafe_buffer_pointer(), x.nbytes) for x in small)
+        ends = [begin + size for begin, size in places]
+        gaps = [begin - end for (begin, _), end in zip(places[1:], ends, strict=False)]
+        assert len(small) > 5 and all(0 <= gap < pages.LINE for gap in gaps)
 
 
 def test_arrays_that_fill_no_large_page_stay():

@@ -3,8 +3,8 @@
 A large page is looked up once where the same memory in pages of 4 KB is looked up hundreds of
 times. Linux gives large pages to programs that ask for them (``transparent_hugepage`` is
 ``madvise`` or ``always``), and since version 6.1 it moves what is in memory already into them.
-Arrays of less than 32 MB, of which a part would stay in small pages at both ends, are copied side
-by side into memory that asked for large ones.
+Arrays of less than four large pages (8 MB on most systems), of which a good part would stay in
+small pages at both ends, are copied side by side into memory that asked for large ones.
 ``SPECJAX_PAGES=small`` leaves weights in the pages in which they are.
 """
 
@@ -25,7 +25,7 @@ import numpy as np
 SIZE = pathlib.Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 GAP = 64 << 10  # bytes between arrays that one stretch may have: what an allocator keeps there
 LINE = 64  # bytes of a cache line, to which kernels like arrays to be aligned
-MANY = 16  # large pages, from which on it does not matter that both ends lie in small ones
+MANY = 4  # large pages: of an array of so many, the greater part can be moved where it lies
 KINDS = tuple(map(jnp.dtype, ("float32", "bfloat16", "float16", "int8", "uint8")))  # of weights
 _HUGEPAGE, _COLLAPSE = 14, 25  # MADV_HUGEPAGE, MADV_COLLAPSE
 
@@ -49,17 +49,17 @@ def enlarge(params: Any) -> Any:
     """Returns a pytree with its arrays in large pages of memory, as far as the system gives them.
 
     Arrays of many large pages are moved where they lie. Smaller ones, of which a good part would
-    stay in small pages at both ends, are copied side by side. Numbers stay, and arrays that the
-    system leaves in small pages are as good as before.
+    stay in small pages at both ends, are copied side by side, which takes their memory twice until
+    the former ones are dropped. Numbers and types stay, and what the system refuses is no error.
     """
     size = large_page()
     if not size:
         return params
     leaves, structure = jax.tree.flatten(params)
-    small = {i for i, leaf in enumerate(leaves) if _is_small(leaf, MANY * size)}
-    collapse([leaf for i, leaf in enumerate(leaves) if i not in small])
-    copies = iter(_side_by_side([leaves[i] for i in sorted(small)], size))
-    leaves = [next(copies) if i in small else leaf for i, leaf in enumerate(leaves)]
+    small = {id(leaf): leaf for leaf in leaves if _is_small(leaf, MANY * size)}
+    copies = dict(zip(small, _side_by_side(list(small.values()), size), strict=True))
+    leaves = [copies.get(id(leaf), leaf) for leaf in leaves]
+    collapse(leaves)
     return jax.tree.unflatten(structure, leaves)
 
 
@@ -67,21 +67,26 @@ def _is_small(leaf: Any, most: int) -> bool:
     """Whether a leaf is an array of weights on one CPU, of less than ``most`` bytes."""
     if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
         return False
+    if leaf.dtype not in KINDS or leaf.weak_type:
+        return False
     devices = leaf.sharding.device_set
-    alone = len(devices) == 1 and next(iter(devices)).platform == "cpu"
-    return alone and leaf.dtype in KINDS and leaf.nbytes < most
+    return len(devices) == 1 and next(iter(devices)).platform == "cpu" and leaf.nbytes < most
 
 
 def _side_by_side(arrays: list[jax.Array], large: int) -> list[jax.Array]:
-    """Copies of arrays, one after the other in new memory that asks for pages of ``large`` bytes.
+    """Copies of arrays, one after the other in new memory that asks for pages of ``large`` bytes;
+    the arrays themselves where they fill no such page, or there is no such memory.
 
-    It lives as long as one of them.
+    The memory lives as long as one of the copies.
     """
     places = list(itertools.accumulate((-(-x.nbytes // LINE) * LINE for x in arrays), initial=0))
     if places[-1] < large:
         return arrays
-    memory = mmap.mmap(-1, places[-1] + large, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(_HUGEPAGE)
+    try:
+        memory = mmap.mmap(-1, places[-1] + large, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(_HUGEPAGE)
+    except OSError:
+        return arrays
     room = np.frombuffer(memory, np.uint8)
     room = room[-room.ctypes.data % large :]
 

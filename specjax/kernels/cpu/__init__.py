@@ -27,8 +27,8 @@ kernels where XLA's products are faster, which is in passes of many columns, and
 where prompts are read.
 
 A pass waits for memory. Weights lie in large pages (``kernels/pages.py``), each thread takes tasks
-that are neighbours in memory, and what the next rows need is fetched into the L2 cache meanwhile,
-after the loads of the present ones: loads would wait for what is fetched before them.
+that are neighbours in memory, and the next rows are fetched while the present ones are multiplied.
+Tiles are loaded before more is fetched: a load would wait for what was fetched before it.
 
 Weights of eight or four bits become floats in registers (``quantized.cc``), and are read once for
 up to eight columns. With AVX-512 VNNI, weights of eight bits with one scale for each output, and

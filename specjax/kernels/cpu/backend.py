@@ -35,8 +35,8 @@ class CpuBackend(XlaCpuBackend):
     """Products, attention, norms and argmax by the library in C++, where shapes suit it.
 
     With activations in float32, weights may be float32, bfloat16, or of eight or four bits; with
-    activations in bfloat16 or float16, weights are of the same type, or of eight or four bits, whose
-    products are computed in float32 and rounded once.
+    activations in bfloat16 or float16, weights are of the same type, or of eight or four bits. These
+    are multiplied in float32, and each product is rounded once.
     """
 
     name = "C++"
@@ -186,7 +186,8 @@ def _call_for_few_bits(weights, x):
     """``_call_for`` weights in eight and four bits, whose products are computed in float32."""
     bytes_fit = [quantized_calls.fits_bytes(w) for w in weights]
     few = x.shape[1] <= calls.MOST_COLUMNS or fixed_bits()
-    if not few and not all(bytes_fit) or not _has("quantized", "quantized weights"):
+    fit = x.size and (few or all(bytes_fit))
+    if not fit or not _has("quantized", "quantized weights"):
         return None
     if not library.has_byte_dots():
         if any(bytes_fit):

@@ -101,8 +101,9 @@ constexpr std::array<Rows<W>, sizeof...(M)> FewTable(std::integer_sequence<int, 
 template <typename W, bool kOne>
 constexpr auto kFewRows = FewTable<W, kOne>(Counts{});  // by the number of columns, less one
 
-// Floats of a product from which on rows are read one by one: memory is fastest in its own order,
-// and is what such a product waits for; in a smaller one rows side by side share the loads of columns.
+// Floats of a product from which on rows are read one by one, with AVX-512 and up to five columns:
+// memory is fastest in its own order, and so large a product mostly waits for it; in a smaller one
+// rows side by side share the loads of columns.
 constexpr int64_t kWaiting = kLanes == 16 ? 1 << 21 : INT64_MAX;
 
 // A task's rows of a weight matrix by columns of PackRows, a few of them at a time.
@@ -110,8 +111,8 @@ template <typename W, bool kOne = false>
 void FewBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
            int64_t columns, To to) {
   EachShare(rows, columns, [&](int64_t r, int64_t height, int64_t m, int64_t few) {
-    kFewRows<W, kOne>[few - 1](w + r * in, x + m * in, y + r * to.down + m * to.across, in, deep, height,
-                         to);
+    float* at = y + r * to.down + m * to.across;
+    kFewRows<W, kOne>[few - 1](w + r * in, x + m * in, at, in, deep, height, to);
   });
 }
 

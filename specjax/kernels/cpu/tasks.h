@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kChunkBytes = 1024 << 10, kLeastBytes = 48 << 10;  // of weights, a task
 
 // Runs body(0 ... tasks-1) on the backend's threads. Each has a stretch of tasks, which it takes in
-// their order, since a task fetches what the next one reads; then it helps the others. The caller
+// their order, since many tasks fetch what the next one reads; then it helps the others. The caller
 // takes tasks as well and never waits for a thread that has not begun, so a busy pool costs nothing
 // but its help.
 template <typename Body>
