@@ -35,8 +35,8 @@ class CpuBackend(XlaCpuBackend):
     """Products, attention, norms and argmax by the library in C++, where shapes suit it.
 
     With activations in float32, weights may be float32, bfloat16, or of eight or four bits; with
-    activations in bfloat16 or float16, weights are of the same type, or of eight or four bits. These
-    are multiplied in float32, and each product is rounded once.
+    activations in bfloat16 or float16, weights are of the same type, or of eight or four bits.
+    The latter are multiplied in float32, and each product is rounded once.
     """
 
     name = "C++"
