@@ -62,6 +62,20 @@ def rows_of(args: argparse.Namespace) -> list[dict]:
     return rows
 
 
+def words_of(rows: Sequence[dict]) -> list[str]:
+    """The arguments for which ``rows_of`` has all of these rows."""
+    values = {
+        "temperatures": [f"{row['temperature']:g}" for row in rows],
+        "lengths": [row["num"] for row in rows if isinstance(row.get("num"), int)],
+        "trees": [row["tree"] for row in rows if "tree" in row],
+        "siblings": [row["siblings"] for row in rows if "siblings" in row],
+        "policies": (policies := [row["num"] for row in rows if isinstance(row.get("num"), str)]),
+        "batches": [row.get("batch", 1) for row in rows if row.get("num") in policies],
+    }
+    given = [(f"--{name}", *map(str, dict.fromkeys(found))) for name, found in values.items()]
+    return [word for words in given if len(words) > 1 for word in words]
+
+
 def with_siblings(rows: Sequence[dict], siblings: Sequence[str]) -> list[dict]:
     """The rows, those above temperature 0 once for each way to choose tokens, if any is given."""
     found = []

@@ -88,7 +88,9 @@ def main(arguments: list[str] | None = None) -> int:
 def page(header: dict, lines: list[dict]) -> str:
     """The page of the results, of the lines that are kept of rows."""
     facts = ", ".join(f"{k} {v}" for k, v in header.items() if v and k not in ("suite", "heads"))
-    batched = any("batch" in line["row"] for line in lines)
+    rows = [line["row"] for line in lines]
+    words = [] if rows == [*WAYS] else head_rows.words_of(rows)
+    batched = any("batch" in row for row in rows)
     together = (
         ", or of as many together as a title says" if batched else " of one request at a time"
     )
@@ -97,6 +99,7 @@ def page(header: dict, lines: list[dict]) -> str:
         + shlex.join(header["heads"])
         + f" --prompts {header['prompts']}"
         + (" --grown" if header.get("target") else "")
+        + "".join(f" {word}" for word in words)
         + "\n```\n\n"
         f"{facts}.\n\nHeads of the embedded target on held-out prompts, in turn with plain "
         f"decoding{together}. τ: tokens that a round emits. *Rounds* and *whole*: "

@@ -46,6 +46,18 @@ def test_shapes_are_measured_at_every_temperature_and_ways_to_draw_above_zero_al
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "--temperatures 0 1 --lengths 2 5 --trees 3x1 --siblings top iid distinct",
+        "--temperatures 0.5 --trees 2x1 3x1",
+        "--temperatures 0 1 --lengths 3 --policies auto auto:schedule --batches 1 8",
+    ],
+)
+def test_the_arguments_of_rows_are_found_again(words):
+    assert head_rows.words_of(asked(*words.split())) == words.split()
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--lengths", "0"], "'0' is no number above 0"),
