@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from .tables import TABLES, cells
@@ -156,4 +157,4 @@ def _page(header: dict, outcomes: list[dict], drawn: list[str] | None) -> str:
 
 
 def _argument(value) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return shlex.join(map(str, value if isinstance(value, list | tuple) else [value]))
