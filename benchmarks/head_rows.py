@@ -64,13 +64,14 @@ def rows_of(args: argparse.Namespace) -> list[dict]:
 
 def words_of(rows: Sequence[dict]) -> list[str]:
     """The arguments for which ``rows_of`` has all of these rows."""
+    nums = [row["num"] for row in rows if "num" in row]
     values = {
         "temperatures": [f"{row['temperature']:g}" for row in rows],
-        "lengths": [row["num"] for row in rows if isinstance(row.get("num"), int)],
+        "lengths": [num for num in nums if isinstance(num, int)],
         "trees": [row["tree"] for row in rows if "tree" in row],
         "siblings": [row["siblings"] for row in rows if "siblings" in row],
-        "policies": (policies := [row["num"] for row in rows if isinstance(row.get("num"), str)]),
-        "batches": [row.get("batch", 1) for row in rows if row.get("num") in policies],
+        "policies": [num for num in nums if isinstance(num, str)],
+        "batches": [row.get("batch", 1) for row in rows if isinstance(row.get("num"), str)],
     }
     given = [(f"--{name}", *map(str, dict.fromkeys(found))) for name, found in values.items()]
     return [word for words in given if len(words) > 1 for word in words]
