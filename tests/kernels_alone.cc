@@ -17,7 +17,9 @@ void Product(const std::string& what, const char* name, std::vector<const Array*
     Array y(type, turned ? Dims{columns, out} : Dims{out, columns});
     std::vector<const Array*> args = {&some};
     args.insert(args.end(), arrays.begin(), arrays.end());
-    Call(name, args, {&y}, turned ? kTurned : kStraight);
+    Attributes how = {{"transpose_out", {turned, 0, true}}};
+    if (std::string(name) == "SpecjaxQuantized") how["words"] = {false, 0, true};
+    Call(name, args, {&y}, how);
     return y;
   };
   const Array whole = run(most, false);
@@ -120,7 +122,7 @@ Array Attend(Type type, const Heads& h, const Numbers& q, const Numbers& k, cons
   const char* name = type == F32    ? "SpecjaxAttention"
                      : type == BF16 ? "SpecjaxAttentionBfloat16"
                                     : "SpecjaxAttentionFloat16";
-  Call(name, {&aq, &ak, &av, &ok, &ov, &seen, &length}, {&y}, {});
+  Call(name, {&aq, &ak, &av, &ok, &ov, &seen, &length}, {&y}, {{"tiled", {false, 0, true}}});
   return y;
 }
 

@@ -154,8 +154,6 @@ struct Attribute {
   bool is_flag;
 };
 using Attributes = std::map<std::string, Attribute>;
-const Attributes kStraight = {{"transpose_out", {false, 0, true}}},
-                 kTurned = {{"transpose_out", {true, 0, true}}};
 
 void Call(const char* name, std::vector<const Array*> args, std::vector<Array*> results,
           const Attributes& attributes) {

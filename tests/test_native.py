@@ -18,7 +18,7 @@ from specjax.kernels.cpu.backend import CpuBackend, cast_exact_bf16
 from specjax.kernels.xla import XlaBackend
 from specjax.kernels.xla_cpu import XlaCpuBackend
 
-problem = library.register()
+problem = library.register() or library.register("bfloat16")
 needs_kernels = pytest.mark.skipif(problem is not None, reason=f"no kernels: {problem}")
 TESTS = pathlib.Path(__file__).parent
 
@@ -51,9 +51,12 @@ def test_product_is_exact_to_rounding_for_every_number_of_columns(out, size):
 @needs_kernels
 @pytest.mark.parametrize("out, size", [(1, 1), (61, 129), (37, 48), (530, 768), (700, 1300)])
 def test_weights_in_bfloat16_give_the_products_of_the_floats_that_they_are(out, size):
-    """Beside float32 weights, and alone, where they are read two vectors at a time."""
+    """A backend takes them and float32 weights together; one call of the library does not."""
     halves = jnp.asarray(normal(out, size), jnp.bfloat16)
-    both = jax.jit(lambda halves, x: calls.dots((halves, halves.astype(jnp.float32)), x))
+    mixed = halves, halves.astype(jnp.float32)
+    both = jax.jit(lambda halves, x: CpuBackend().dots((halves, halves.astype(jnp.float32)), x))
+    with pytest.raises(ValueError, match="weight is bfloat16: the kernels compute in float32"):
+        calls.dots(mixed, normal(size, 1))
     for columns in (1, 2, 4, 8, 9, 16, 33):
         x = normal(size, columns, seed=columns)
         narrow, wide = both(halves, x)

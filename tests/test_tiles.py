@@ -17,7 +17,8 @@ from specjax.kernels.xla import XlaBackend
 from specjax.models import kv_cache
 from specjax.types import Verdict
 
-problem = library.register() or library.register("quantized") or library.register("float16")
+LIBRARIES = ("kernels", "quantized", "bfloat16", "float16")
+problem = next(filter(None, map(library.register, LIBRARIES)), None)
 pytestmark = pytest.mark.skipif(problem is not None, reason=f"no kernels: {problem}")
 needs_tiles = pytest.mark.skipif(not library.has_tiles(), reason="a processor without tiles (AMX)")
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -321,7 +322,7 @@ def params_of(
         inner = params
         for key in path[:-1]:
             inner = inner.setdefault(key, {})
-        inner[path[-1]] = jnp.asarray(found[name], dtype)
+        inner[path[-1]] = jax.device_put(np.array(found[name], dtype))
     return params
 
 

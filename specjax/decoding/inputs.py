@@ -5,6 +5,7 @@ Of what is traced, only shapes and dtypes can be checked; the values are the cal
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Sequence
 
@@ -81,24 +82,32 @@ def prepare_inputs(
     check_stops(stops, np.shape(tokens)[:1])
     tokens, lengths = jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32)
     batch = tokens.shape[0]
-    key = jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl=KEYS)
-    if key.ndim == 0:
-        key = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(batch * num_samples))
-    stops = jnp.asarray(stops, jnp.int32)
-    if stops.size == 0:
-        stops = jnp.full((1,), -1, jnp.int32)
+    ends = jnp.asarray(stops if np.size(stops) else (-1,), jnp.int32)
+    given = key, jnp.asarray(max_new_tokens, jnp.int32), ends, sampling
+    keys, budget, ends, sampling = _rows(batch, num_samples, *given)
     request = DecodeInputs(
         tokens=tokens,
         lengths=lengths,
-        key=key,
-        budget=jnp.broadcast_to(jnp.asarray(max_new_tokens, jnp.int32), (batch,)),
-        sampling=sampling.rows(batch),
-        stops=jnp.broadcast_to(stops, (batch, stops.shape[-1])),
+        key=keys,
+        budget=budget,
+        sampling=sampling,
+        stops=ends,
         inputs=inputs,
         logprobs=check_logprobs(logprobs),
         num_samples=num_samples,
     )
     return request, capacity
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))  # one program, not a dozen operations
+def _rows(batch, num_samples, key, budget, stops, sampling):
+    """The key of each sample, and budget, stops and sampling settings of each row."""
+    key = jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl=KEYS)
+    if key.ndim == 0:
+        key = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(batch * num_samples))
+    budget = jnp.broadcast_to(budget, (batch,))
+    stops = jnp.broadcast_to(stops, (batch, stops.shape[-1]))
+    return key, budget, stops, sampling.rows(batch)
 
 
 def _concrete(x) -> np.ndarray | None:

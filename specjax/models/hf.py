@@ -218,7 +218,7 @@ def load_weights(
 
             def part_of(name):
                 if in_bits is not None and name in in_bits:
-                    return np.asarray(floats(in_bits.read(name, None), dtype_of(name, dtype)))
+                    return np.asarray(_widen(in_bits.read(name, None), dtype_of(name, dtype)))
                 every = (slice(None),) * len(shapes[name])
                 return reader.read(name, every, dtype_of(name, dtype))
 
@@ -227,9 +227,9 @@ def load_weights(
             if in_bits is not None and part in in_bits:
                 piece, kind = in_bits.read(part, mesh), dtype_of(part, dtype)
                 if quantize:
-                    piece = encode(part, floats(piece, jnp.dtype("float32")), quantize, kind)
+                    piece = encode(part, _widen(piece, jnp.dtype("float32")), quantize, kind)
                 elif widened or not is_multiplied(part, shape):
-                    piece = floats(piece, kind)
+                    piece = _widen(piece, kind)
                 arrays[part] = jax.block_until_ready(piece)
                 continue
             kind = dtype_of(part, dtype)
@@ -241,6 +241,10 @@ def load_weights(
                 piece = encode(part, piece, quantize, kind)
             arrays[part] = jax.block_until_ready(piece)  # or copies would pile up on the host
     return _filled(state, arrays)
+
+
+# one program for each shape, where single operations would be a dozen
+_widen = jax.jit(floats, static_argnums=1)
 
 
 def save_pretrained(

@@ -173,4 +173,4 @@ class GenerationTask:
         given = self.capacity, self.params, self.request, self.chunk
         with sharding.using(self.lm.mesh, self.lm.params):
             state = loop.jit_start.eval_shape(*objects, *given)
-            loop.jit_burst.eval_shape(*objects, 1, self.params, state, 1)
+            loop.jit_burst.eval_shape(*objects, 1, self.params, state)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import attention, interface, prompts, quantized
 from ..xla_cpu import PREFILL_CHUNK, XlaCpuBackend, on_mesh
@@ -178,8 +179,10 @@ def _call_for(weights, x):
         if taken and x.dtype == _BFLOAT16 and not library.has_half_dots():
             _warn(HALF_WIDENED)
         return calls.half_dots if taken else None
-    products = calls.dots if few else calls.many_dots
-    return products if x.size and all(_floats(w, _FLOAT32, _BFLOAT16) for w in weights) else None
+    taken = any(all(_floats(w, kind) for w in weights) for kind in (_FLOAT32, _BFLOAT16))
+    if not (x.size and taken):
+        return None
+    return calls.dots if few else calls.many_dots
 
 
 def _call_for_few_bits(weights, x):
@@ -208,9 +211,10 @@ def _in_float32(call, weights, x, transpose_out):
 def _takes(*arrays) -> bool:
     """Whether activations of these types, which must be one, are computed by the library."""
     kinds = {array.dtype for array in arrays}
-    if kinds == {_FLOAT16}:
-        return _has("float16", "activations in float16")
-    return kinds in ({_FLOAT32}, {_BFLOAT16})
+    for narrow in (_BFLOAT16, _FLOAT16):
+        if kinds == {narrow}:
+            return _has(narrow.name, f"activations in {narrow.name}")
+    return kinds == {_FLOAT32}
 
 
 @functools.cache
@@ -242,8 +246,10 @@ def cast_exact_bf16(params: dict) -> dict:
     def cast(path, x):
         if x.ndim != 2 or path[-1].key != "weight" or x.dtype != jnp.float32:
             return x
-        narrow = x.astype(jnp.bfloat16)
-        return narrow if jnp.array_equal(narrow.astype(x.dtype), x) else x
+        bits = np.asarray(x).view(np.uint16)  # little-endian: the lower half of each comes first
+        if bits[:, ::2].any():
+            return x
+        return jax.device_put(bits[:, 1::2].copy().view(jnp.bfloat16))
 
     found = jax.tree_util.tree_map_with_path(cast, params)
     return found if any(x.dtype == jnp.float32 for x in jax.tree.leaves(found)) else params

@@ -30,8 +30,8 @@ def dots(weights: tuple, x: jax.Array, transpose_out: bool = False) -> tuple:
     """``weight [out, in] @ x [in, M] -> [out, M]`` of up to 8 weights, float32, in one call.
 
     Args:
-      weights: each ``[out, in]``, float32, or bfloat16: half of the bytes, and, to rounding,
-        the results of the same numbers in float32. ``out`` may differ.
+      weights: each ``[out, in]``, all float32, or all bfloat16: half of the bytes, and, to
+        rounding, the results of the same numbers in float32. ``out`` may differ.
       x: ``[in, M]``, float32.
       transpose_out: whether the results are ``[M, out]``.
 
@@ -57,11 +57,12 @@ def check_shapes(name: str, weights: tuple, x: jax.Array) -> None:
 
 
 def _check_floats(name: str, weights: tuple, x: jax.Array) -> None:
-    """Raises ValueError unless ``x`` is float32, each weight that or bfloat16, and they fit."""
+    """Raises ValueError unless ``x`` is float32, all weights are that or all bfloat16, and they
+    fit."""
     check_shapes(name, weights, x)
     check_types(x=x)
-    for weight in weights:
-        if weight.dtype != jnp.bfloat16:
+    if any(weight.dtype != jnp.bfloat16 for weight in weights):
+        for weight in weights:
             check_types(weight=weight)
 
 

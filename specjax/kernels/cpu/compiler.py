@@ -6,13 +6,22 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-# Each of one source; the second is for weights in few bits, the third for activations in float16.
-LIBRARIES = ("kernels", "quantized", "float16")
+# Each library with its sources. The first is for activations in float32, the second for weights in
+# few bits, the others for activations in narrow types. All but the first are loaded, or compiled,
+# when the first such array comes.
+LIBRARIES = {
+    "kernels": ("kernels", "attention"),
+    "quantized": ("quantized",),
+    "bfloat16": ("bfloat16",),
+    "float16": ("float16",),
+}
 FLAGS = (
-    *("-O2", "-ffp-contract=fast", "-std=gnu++17", "-fPIC", "-shared"),
+    *("-O2", "-ffp-contract=fast", "-std=gnu++17", "-fPIC"),
     *("-Wall", "-Wextra", "-Wno-psabi"),  # psabi: no vector crosses the library's boundary
 )
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -58,15 +67,15 @@ def find() -> str | None:
     return next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
 
 
-def source_of(name: str) -> Path:
-    """The source of one of ``LIBRARIES``."""
-    return Path(__file__).with_name(f"{name}.cc")
+def sources_of(name: str) -> list[Path]:
+    """The sources of one of ``LIBRARIES``."""
+    return [Path(__file__).with_name(f"{source}.cc") for source in LIBRARIES[name]]
 
 
 def contents(name: str) -> bytes:
-    """What the compiler reads of this folder for one of ``LIBRARIES``: its source, all headers."""
+    """What the compiler reads of this folder for one of ``LIBRARIES``: its sources, all headers."""
     headers = sorted(Path(__file__).parent.glob("*.h"))
-    return b"".join(file.read_bytes() for file in (source_of(name), *headers))
+    return b"".join(file.read_bytes() for file in (*sources_of(name), *headers))
 
 
 def prebuilt_name(name: str, level: Level) -> str:
@@ -77,7 +86,7 @@ def prebuilt_name(name: str, level: Level) -> str:
 def compile_to(
     target: Path, compiler: str, include: str, flags: tuple[str, ...], name: str = "kernels"
 ) -> None:
-    """Compiles one of ``LIBRARIES`` into the shared library ``target``.
+    """Compiles one of ``LIBRARIES`` into the shared library ``target``, its sources side by side.
 
     Args:
       include: the folder of the headers of XLA's foreign function interface, part of jaxlib.
@@ -86,9 +95,19 @@ def compile_to(
     Raises:
       subprocess.CalledProcessError: with what the compiler wrote, as ``stderr``.
     """
-    files = (str(source_of(name)), "-o", str(target))
-    command = [compiler, *FLAGS, *flags, "-isystem", include, *files]
-    subprocess.run(command, check=True, capture_output=True)
+    command = [compiler, *FLAGS, *flags]
+
+    def run(*words):
+        subprocess.run([*command, *words], check=True, capture_output=True)
+
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor() as threads:
+
+        def compiled(source: Path) -> str:
+            made = str(Path(scratch) / f"{source.stem}.o")
+            run("-isystem", include, "-c", str(source), "-o", made)
+            return made
+
+        run("-shared", *threads.map(compiled, sources_of(name)), "-o", str(target))
 
 
 def levels_that_run() -> tuple[Level, ...]:

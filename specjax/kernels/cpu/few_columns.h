@@ -88,7 +88,9 @@ void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t deep, int
   const int64_t ahead = Fetch::Ahead(R, deep * sizeof(W));
   int64_t r = 0;
   for (; r + R <= rows; r += R) Few<R, M>(w + r * in, x, y + r * to.down, in, deep, ahead, to);
-  for (; r < rows; ++r) Few<1, M>(w + r * in, x, y + r * to.down, in, deep, ahead, to);
+  if constexpr (R > 1) {
+    if (r < rows) FewRows<M, 1>(w + r * in, x, y + r * to.down, in, deep, rows - r, to);
+  }
 }
 
 template <typename W>

@@ -1,14 +1,11 @@
-// Products of a weight matrix with columns, attention over a cache, norms, argmax and small
-// operations, for CPUs.
+// Products of a weight matrix with columns, norms, argmax and small operations, for CPUs. The other
+// half of this library is attention.cc: both are compiled at the same time.
 //
 // Every function is deterministic: which thread computes a row does not change it.
-//
-// One translation unit, so that the library is compiled in one call of the compiler.
 
 #include "activation.h"
+#include "amx.h"
 #include "argmax.h"
-#include "attention.h"
-#include "dots.h"
 #include "many_columns.h"
 #include "norm.h"
 #include "products.h"
@@ -33,22 +30,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProducts, Products, BindProducts());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxManyProducts, ManyProducts, BindProducts());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProductsBfloat16, HalfProducts, BindProducts<ffi::BF16>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxAttention, (Attention<float, ffi::F32>),
-                              BindAttention<ffi::F32>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxAttentionBfloat16, (Attention<Half, ffi::BF16>),
-                              BindAttention<ffi::BF16>());
-
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxNorm, (Norm<float, ffi::F32>), BindNorm<ffi::F32>());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxNormBfloat16, (Norm<Half, ffi::BF16>), BindNorm<ffi::BF16>());
-
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxSwiglu, (Swiglu<float, ffi::F32>), BindSwiglu<ffi::F32>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxSwigluBfloat16, (Swiglu<Half, ffi::BF16>),
-                              BindSwiglu<ffi::BF16>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxWrite, Write,
                               ffi::Ffi::Bind()
@@ -57,8 +41,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxWrite, Write,
                                   .RemainingArgs()
                                   .RemainingRets());
 
-// Whether products of bfloat16 are made by tiles.
-extern "C" int SpecjaxHasTiles() { return ChosenWay() == kTiles; }
-
-// Whether products of bfloat16 are made as such, by tiles or by dot products of pairs.
-extern "C" int SpecjaxHasHalfDots() { return ChosenWay() != kWiden; }
+// Whether the processor, and the compiler, have tiles of bfloat16.
+extern "C" int SpecjaxHasTiles() {
+#if defined(SPECJAX_TILES)
+  return HasTilesOf(kHalfTiles);
+#else
+  return 0;
+#endif
+}

@@ -22,19 +22,21 @@ SYMBOLS = {
     "kernels": {
         "specjax_argmax": "SpecjaxArgmax",
         "specjax_attention": "SpecjaxAttention",
-        "specjax_attention_bfloat16": "SpecjaxAttentionBfloat16",
         "specjax_columns": "SpecjaxColumns",
         "specjax_copy": "SpecjaxCopy",
         "specjax_many_products": "SpecjaxManyProducts",
         "specjax_norm": "SpecjaxNorm",
-        "specjax_norm_bfloat16": "SpecjaxNormBfloat16",
         "specjax_products": "SpecjaxProducts",
-        "specjax_products_bfloat16": "SpecjaxProductsBfloat16",
         "specjax_swiglu": "SpecjaxSwiglu",
-        "specjax_swiglu_bfloat16": "SpecjaxSwigluBfloat16",
         "specjax_write": "SpecjaxWrite",
     },
     "quantized": {"specjax_quantized": "SpecjaxQuantized"},
+    "bfloat16": {
+        "specjax_attention_bfloat16": "SpecjaxAttentionBfloat16",
+        "specjax_norm_bfloat16": "SpecjaxNormBfloat16",
+        "specjax_products_bfloat16": "SpecjaxProductsBfloat16",
+        "specjax_swiglu_bfloat16": "SpecjaxSwigluBfloat16",
+    },
     "float16": {
         "specjax_attention_float16": "SpecjaxAttentionFloat16",
         "specjax_norm_float16": "SpecjaxNormFloat16",
@@ -64,12 +66,13 @@ def register(name: str = "kernels") -> str | None:
 
 
 def has_tiles() -> bool:
-    """Whether the library that is loaded multiplies bfloat16 by tiles (AMX)."""
+    """Whether the libraries multiply bfloat16 by tiles (AMX)."""
     return bool(_tiles and _tiles[-1])
 
 
 def has_half_dots() -> bool:
-    """Whether the library that is loaded multiplies bfloat16 as such (AMX, AVX-512 BF16)."""
+    """Whether the library "bfloat16", if it is loaded, multiplies such numbers as they are (AMX,
+    AVX-512 BF16)."""
     return bool(_half_dots and _half_dots[-1])
 
 
@@ -106,6 +109,7 @@ def _load(path: Path, name: str) -> str | None:
         symbols = {call: getattr(loaded, symbol) for call, symbol in SYMBOLS[name].items()}
         if name == "kernels":
             _tiles.append(bool(loaded.SpecjaxHasTiles()))
+        if name == "bfloat16":
             _half_dots.append(bool(loaded.SpecjaxHasHalfDots()))
         if name == "quantized":
             _byte_dots.append(bool(loaded.SpecjaxHasByteDots()))

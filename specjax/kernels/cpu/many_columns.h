@@ -125,15 +125,16 @@ void ManySums(const Weight* weight, const float* packed, int64_t in, int64_t hei
 }
 
 // x [in, columns], weights [out, in] -> results [out, columns] each, or, with `transpose_out`,
-// [columns, out]. Weights are float32 or bfloat16, whose products are those of the floats that they
+// [columns, out]. Weights are all float32, or all bfloat16, whose products are those of the floats that they
 // stand for; all else is float32. A column's sum does not depend on the others: that of kInputs
 // inputs at a time, one after the other.
 ffi::Error ManyProducts(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::RemainingArgs weights,
                         bool transpose_out, ffi::RemainingRets results) {
   FloatParts read;
-  const ffi::Error problem = read.Read(weights, results, x.dimensions()[0]);
+  const ffi::Error problem = read.Read(weights, results);
   if (problem.failure()) return problem;
   auto& parts = read.parts;
+  const bool half = read.half;
   const int64_t in = x.dimensions()[0], all = x.dimensions()[1];
   const int64_t tasks = DivideParts(parts.data(), weights.size(), kRowsOfTask);
   for (int64_t first = 0; first < all; first += kPiece) {
@@ -151,7 +152,7 @@ ffi::Error ManyProducts(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Rema
       const bool straight = !transpose_out && columns % kLanes == 0;
       float* y = straight ? part->result + begin * all + first : Scratch(1, height * wide);
       const int64_t pitch = straight ? all : wide;
-      if (part->half) {
+      if (half) {
         const Half* weight = static_cast<const Half*>(part->weight) + begin * in;
         ManySums(weight, packed, in, height, columns, y, pitch);
       } else {

@@ -12,20 +12,20 @@ namespace {
 
 // x [in, columns], weights [out, in] -> results [out, columns] each, or, with `transpose_out`,
 // [columns, out].
-// Weights are float32 or bfloat16, whose products are those of the floats that they stand for.
+// Weights are all float32, or all bfloat16, whose products are those of the floats that they stand for.
 // One call for all weights that meet the same x: a small product costs little more than its call.
 ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::RemainingArgs weights,
                     bool transpose_out, ffi::RemainingRets results) {
   const int64_t in = x.dimensions()[0], columns = x.dimensions()[1];
   FloatParts read;
-  const ffi::Error problem = read.Read(weights, results, in);
+  const ffi::Error problem = read.Read(weights, results);
   if (problem.failure()) return problem;
   auto& parts = read.parts;
   const size_t count = weights.size();
   const float* from = x.typed_data();
-  const bool pairs = read.halves == count;
-  const float* packed = PackRows(from, in, columns, pairs);
-  const int64_t rows = TaskRows(pool, read.bytes, read.rows);
+  const bool half = read.half;
+  const float* packed = PackRows(from, in, columns, half);
+  const int64_t rows = TaskRows(pool, read.rows * in * (half ? 2 : 4), read.rows);
   const int64_t tasks = DivideParts(parts.data(), count, rows);
   const bool waiting = read.rows * in >= kWaiting;
   Parallel(pool, tasks, [=](int64_t task) {
@@ -35,11 +35,8 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
     for (int64_t k = 0; k < in; k += kLong, to.add = true) {
       const int64_t d = std::min(kLong, in - k), at = begin * in + k;
       const float* x = packed + k;
-      if (pairs) {
+      if (half) {
         FewBy(static_cast<const Pair*>(part->weight) + at, x, y, in, d, height, columns, to);
-      } else if (part->half) {
-        const Half* weight = static_cast<const Half*>(part->weight);
-        FewBy(weight + at, x, y, in, d, height, columns, to);
       } else {
         const float* weight = static_cast<const float*>(part->weight) + at;
         const auto run = waiting ? &FewBy<float, true> : &FewBy<float>;

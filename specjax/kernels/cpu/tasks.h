@@ -117,20 +117,18 @@ struct SameParts {
   }
 };
 
-// The same for weights of which each is float32 or bfloat16, and products in float32.
+// The same for weights that are all float32, or all bfloat16, and products in float32.
 struct FloatParts {
   struct Part {
     const void* weight;
-    bool half;
     float* result;
     int64_t out, tasks;
   };
   std::array<Part, 8> parts;
-  int64_t rows = 0, bytes = 0;  // of all
-  size_t halves = 0;            // how many are bfloat16
+  int64_t rows = 0;   // of all
+  bool half = false;  // whether they are bfloat16
 
-  ffi::Error Read(const ffi::RemainingArgs& weights, const ffi::RemainingRets& results,
-                  int64_t in) {
+  ffi::Error Read(const ffi::RemainingArgs& weights, const ffi::RemainingRets& results) {
     if (weights.size() > parts.size())
       return ffi::Error::InvalidArgument("products: at most 8 weights");
     for (size_t i = 0; i < weights.size(); ++i) {
@@ -138,11 +136,11 @@ struct FloatParts {
       auto result = results.get<ffi::Buffer<ffi::F32>>(i);
       if (!weight || !result) return ffi::Error::InvalidArgument("products: buffers");
       const int64_t out = weight->dimensions()[0];
-      const bool half = weight->element_type() == ffi::BF16;
-      parts[i] = Part{weight->untyped_data(), half, (*result)->typed_data(), out, 0};
-      halves += half;
+      const bool is_half = weight->element_type() == ffi::BF16;
+      if (i > 0 && is_half != half) return ffi::Error::InvalidArgument("products: one type");
+      half = is_half;
+      parts[i] = Part{weight->untyped_data(), (*result)->typed_data(), out, 0};
       rows += out;
-      bytes += out * in * (half ? 2 : 4);
     }
     return ffi::Error::Success();
   }
