@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models
 import specjax
 from specjax import kernels
 from specjax.analysis import comparison
-from specjax.decoding import prefill, reference
+from specjax.decoding import loop, prefill, reference
 from specjax.kernels import xla_cpu
 from specjax.kernels.cpu import library
 from specjax.kernels.cpu.backend import CpuBackend
@@ -159,6 +159,14 @@ def test_another_prompt_compiles_nothing(pair):
     run("def f(x):", 0)
     assert compilations(lambda: jax.jit(lambda x: 2 * x)(3)) > 0  # the counter counts
     assert compilations(lambda: run("class Another:\n    pass\n", 1)) == 0
+
+
+def test_a_round_is_traced_once_for_the_check_of_a_request_and_its_decoding(pair, monkeypatch):
+    traced, run = [], loop.run_round
+    monkeypatch.setattr(loop, "run_round", lambda *given: traced.append(given) or run(*given))
+    drafting = specjax.Drafting(num=11)
+    specjax.generate(pair[0], PROMPTS[0], drafter="ngram", drafting=drafting, max_new_tokens=3)
+    assert len(traced) == 1
 
 
 def test_sizes_are_few_and_never_exceed_the_context(pair):
