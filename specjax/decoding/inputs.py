@@ -83,14 +83,14 @@ def prepare_inputs(
     tokens, lengths = jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32)
     batch = tokens.shape[0]
     ends = jnp.asarray(stops if np.size(stops) else (-1,), jnp.int32)
-    given = key, jnp.asarray(max_new_tokens, jnp.int32), ends, sampling
-    keys, budget, ends, sampling = _rows(batch, num_samples, *given)
+    budget = jnp.asarray(max_new_tokens, jnp.int32)
+    keys, budget, ends = _rows(batch, num_samples, key, budget, ends)
     request = DecodeInputs(
         tokens=tokens,
         lengths=lengths,
         key=keys,
         budget=budget,
-        sampling=sampling,
+        sampling=sampling.rows(batch),
         stops=ends,
         inputs=inputs,
         logprobs=check_logprobs(logprobs),
@@ -100,14 +100,13 @@ def prepare_inputs(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # one program, not a dozen operations
-def _rows(batch, num_samples, key, budget, stops, sampling):
-    """The key of each sample, and budget, stops and sampling settings of each row."""
+def _rows(batch, num_samples, key, budget, stops):
+    """The key of each sample, and budget and stops of each row."""
     key = jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl=KEYS)
     if key.ndim == 0:
         key = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(batch * num_samples))
-    budget = jnp.broadcast_to(budget, (batch,))
     stops = jnp.broadcast_to(stops, (batch, stops.shape[-1]))
-    return key, budget, stops, sampling.rows(batch)
+    return key, jnp.broadcast_to(budget, (batch,)), stops
 
 
 def _concrete(x) -> np.ndarray | None:

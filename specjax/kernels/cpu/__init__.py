@@ -42,11 +42,10 @@ exactly, so that all of these give the same bits.
 in few bits, for bfloat16 and for float16, which are loaded when the first such array comes. A wheel
 for x86-64 carries two of each, for processors with AVX2 and with AVX-512, and the fastest that the
 processor runs is loaded. Where none runs, and in an installation from source, the system's C++
-compiler makes one at first use (a few seconds; it is kept in the user's cache directory), and a line
-of the log says so. Without a compiler, XLA's
-operations serve: slower, otherwise the same. ``SPECJAX_NATIVE`` may be ``auto`` (the default: the
-kernels are used on a CPU that is JAX's only device, since XLA cannot split these calls over a
-mesh), ``always`` or ``never``.
+compiler makes one at first use (a few seconds; it is kept in the user's cache directory), and a
+line of the log says so. Without a compiler, XLA's operations serve: slower, otherwise the same.
+``SPECJAX_NATIVE`` may be ``auto`` (the default: the kernels are used on a CPU that is JAX's only
+device, since XLA cannot split these calls over a mesh), ``always`` or ``never``.
 
 Each thread keeps what it packed last, which ``memory_analysis()`` does not see: 4 bytes times
 inputs times columns (rounded up to 16 or, where there are more than 32, to 64, and at most 256) for
