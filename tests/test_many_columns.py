@@ -1,5 +1,7 @@
 """Products with many columns, as of a prompt, on the C++ kernels."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,10 +20,11 @@ product = jax.jit(calls.many_dots, static_argnums=2)
 
 @pytest.mark.parametrize("out, size", SIZES)
 def test_products_are_exact_to_rounding_for_every_number_of_columns(out, size):
-    weights = normal(out, size), jnp.asarray(normal(out + 3, size, seed=5), jnp.bfloat16)
+    floats = normal(out, size), normal(out + 3, size, seed=5)
+    halves = tuple(jnp.asarray(weight, jnp.bfloat16) for weight in floats)
     for columns in COLUMNS:
         x = normal(size, columns, seed=columns)
-        for turned in (False, True):
+        for weights, turned in itertools.product((floats, halves), (False, True)):
             for weight, got in zip(weights, product(weights, x, turned), strict=True):
                 wanted = np.asarray(weight, np.float64) @ x
                 np.testing.assert_allclose(
@@ -31,12 +34,12 @@ def test_products_are_exact_to_rounding_for_every_number_of_columns(out, size):
 
 def test_a_column_has_the_same_bits_beside_any_others():
     weight, x = normal(100, 300), normal(300, max(COLUMNS))
-    both = weight, jnp.asarray(weight, jnp.bfloat16)
-    whole = product(both, x)
-    for columns in COLUMNS:
-        for at in (slice(columns), slice(-columns, None)):
-            for got, wanted in zip(product(both, x[:, at]), whole, strict=True):
-                np.testing.assert_array_equal(got, wanted[:, at])
+    for kind in (jnp.float32, jnp.bfloat16):
+        given = (jnp.asarray(weight, kind),)
+        whole = product(given, x)[0]
+        for columns in COLUMNS:
+            for at in (slice(columns), slice(-columns, None)):
+                np.testing.assert_array_equal(product(given, x[:, at])[0], whole[:, at])
 
 
 def test_prompts_with_activations_in_float32_are_multiplied_that_way():
