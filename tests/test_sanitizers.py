@@ -100,7 +100,8 @@ done = jax.ShapeDtypeStruct((41, 1), jnp.float32)
 values = jnp.zeros((41, 288), jnp.uint8)
 call = jax.ffi.ffi_call("specjax_quantized", [done])
 x, none = jnp.ones((576, 1)), jnp.zeros((0,), jnp.int8)
-jax.block_until_ready(call(x, values, weight.scale, none, transpose_out=np.bool_(False)))
+how = dict(transpose_out=np.bool_(False), words=np.bool_(False))
+jax.block_until_ready(call(x, values, weight.scale, none, **how))
 print("sound")
 """
 
