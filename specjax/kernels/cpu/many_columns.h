@@ -125,9 +125,9 @@ void ManySums(const Weight* weight, const float* packed, int64_t in, int64_t hei
 }
 
 // x [in, columns], weights [out, in] -> results [out, columns] each, or, with `transpose_out`,
-// [columns, out]. Weights are all float32, or all bfloat16, whose products are those of the floats that they
-// stand for; all else is float32. A column's sum does not depend on the others: that of kInputs
-// inputs at a time, one after the other.
+// [columns, out]. Weights are all float32, or all bfloat16, whose products are those of the floats
+// that they stand for; all else is float32. A column's sum does not depend on the others: that of
+// kInputs inputs at a time, one after the other.
 ffi::Error ManyProducts(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::RemainingArgs weights,
                         bool transpose_out, ffi::RemainingRets results) {
   FloatParts read;

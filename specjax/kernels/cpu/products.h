@@ -12,7 +12,8 @@ namespace {
 
 // x [in, columns], weights [out, in] -> results [out, columns] each, or, with `transpose_out`,
 // [columns, out].
-// Weights are all float32, or all bfloat16, whose products are those of the floats that they stand for.
+// Weights are all float32, or all bfloat16, whose products are those of the floats that they stand
+// for.
 // One call for all weights that meet the same x: a small product costs little more than its call.
 ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::RemainingArgs weights,
                     bool transpose_out, ffi::RemainingRets results) {
