@@ -23,29 +23,18 @@ inline Vec Silu(Vec x) {
 }
 
 // gate, up -> silu(gate) up, computed in float32 and rounded once.
-template <typename T, ffi::DataType kType>
-ffi::Error Swiglu(ffi::ThreadPool pool, ffi::Buffer<kType> gate, ffi::Buffer<kType> up,
-                  ffi::ResultBuffer<kType> out) {
-  const T* g = static_cast<const T*>(gate.untyped_data());
-  const T* u = static_cast<const T*>(up.untyped_data());
-  T* y = static_cast<T*>(out->untyped_data());
-  const int64_t count = gate.element_count();
+template <typename T, Type kType>
+Problem Swiglu(ThreadPool pool, In<kType> gate, In<kType> up, Out<kType> out) {
+  const T *g = gate.template data<T>(), *u = up.template data<T>();
+  T* y = out.template data<T>();
+  const int64_t count = gate.count();
   Parallel(pool, (count + kActivations - 1) / kActivations, [=](int64_t task) {
     const int64_t begin = task * kActivations, end = std::min(count, begin + kActivations);
     int64_t i = begin;
     for (; i + kLanes <= end; i += kLanes) Put(Silu(Load(g + i)) * Load(u + i), y + i);
     for (; i < end; ++i) Put(Silu(All(Number(g[i])))[0] * Number(u[i]), y + i);
   });
-  return ffi::Error::Success();
-}
-
-template <ffi::DataType kType>
-auto BindSwiglu() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::Buffer<kType>>()
-      .template Arg<ffi::Buffer<kType>>()
-      .template Ret<ffi::Buffer<kType>>();
+  return nullptr;
 }
 
 }  // namespace

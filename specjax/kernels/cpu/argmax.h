@@ -46,17 +46,17 @@ int32_t Greatest(const float* x, int64_t n) {
 }
 
 // x [..., V] -> [...].
-ffi::Error Argmax(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::S32> out) {
-  const int64_t size = x.dimensions().back(), rows = out->element_count();
-  const float* from = x.typed_data();
-  int32_t* to = out->typed_data();
+Problem Argmax(ThreadPool pool, In<kF32> x, Out<kS32> out) {
+  const int64_t size = x.dims[x.rank - 1], rows = out.count();
+  const float* from = x.data<float>();
+  int32_t* to = out.data<int32_t>();
   const auto row = [=](int64_t r) { to[r] = Greatest(from + r * size, size); };
   if (rows * size < 200'000) {
     for (int64_t r = 0; r < rows; ++r) row(r);
   } else {
     Parallel(pool, rows, row);
   }
-  return ffi::Error::Success();
+  return nullptr;
 }
 
 }  // namespace

@@ -2,5 +2,4 @@
 
 #include "attention.h"
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxAttention, (Attention<float, ffi::F32>),
-                              BindAttention<ffi::F32>());
+KERNEL(SpecjaxAttention, (Attention<float, kF32>), "tiled")

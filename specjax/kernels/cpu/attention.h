@@ -176,22 +176,20 @@ constexpr auto kNarrow = NarrowTable<T>(Counts{});
 // query [B, K, E, G, N], keys and values [B, K, S, E], own keys and values [B, K, M, E],
 // mask [B or 1, M, N], length [B] -> [B, K, E, G, N]. Slots from `length` on are not read. With
 // `tiled`, attention_tiles.h computes what it takes.
-template <typename T, ffi::DataType kType>
-ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<kType> query, ffi::Buffer<kType> keys,
-                     ffi::Buffer<kType> values, ffi::Buffer<kType> own_keys,
-                     ffi::Buffer<kType> own_values, ffi::Buffer<ffi::PRED> mask,
-                     ffi::Buffer<ffi::S32> length, [[maybe_unused]] bool tiled,
-                     ffi::ResultBuffer<kType> out) {
-  const auto dims = query.dimensions();
+template <typename T, Type kType>
+Problem Attention(ThreadPool pool, In<kType> query, In<kType> keys, In<kType> values,
+                  In<kType> own_keys, In<kType> own_values, In<kBool> mask, In<kS32> length,
+                  [[maybe_unused]] bool tiled, Out<kType> out) {
+  const int64_t* dims = query.dims;
   const int64_t batch = dims[0], heads = dims[1], size = dims[2], nodes = dims[4];
-  const int64_t columns = dims[3] * nodes, slots = keys.dimensions()[2];
-  const int64_t own = own_keys.dimensions()[2];
-  const int64_t mask_step = mask.dimensions()[0] == 1 ? 0 : own * nodes;
-  const auto at = [](auto& buffer) { return static_cast<const T*>(buffer.untyped_data()); };
+  const int64_t columns = dims[3] * nodes, slots = keys.dims[2];
+  const int64_t own = own_keys.dims[2];
+  const int64_t mask_step = mask.dims[0] == 1 ? 0 : own * nodes;
+  const auto at = [](const Buffer& buffer) { return buffer.data<const T>(); };
   const T *q = at(query), *k = at(keys), *v = at(values), *ok = at(own_keys), *ov = at(own_values);
-  const bool* seen = mask.typed_data();
-  const int32_t* lengths = length.typed_data();
-  T* result = static_cast<T*>(out->untyped_data());
+  const bool* seen = mask.data<const bool>();
+  const int32_t* lengths = length.data<const int32_t>();
+  T* result = out.template data<T>();
 
   const auto slots_of = [=](int64_t head) {
     const int64_t at = head * slots * size, own_at = head * own * size, row = head / heads;
@@ -203,13 +201,13 @@ ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<kType> query, ffi::Buffer
   if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, float>) {
     if (tiled && MayTile(size, nodes)) {
       TiledHeads<T>(pool, batch * heads, q, size, columns, nodes, slots_of, result);
-      return ffi::Error::Success();
+      return nullptr;
     }
   }
 #endif
   const bool few = columns <= kFew;
   const WideOrder order = few ? WideOrder{} : OrderOf(columns, nodes);
-  const WideMasks masks = few ? WideMasks{} : PadMasks(seen, mask.dimensions()[0], own, nodes);
+  const WideMasks masks = few ? WideMasks{} : PadMasks(seen, mask.dims[0], own, nodes);
   const int64_t threads = std::max<int64_t>(1, pool.num_threads());
   const int64_t tiles = few ? 1 : TilesOf(order.size(), batch * heads, threads);
 
@@ -237,22 +235,7 @@ ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<kType> query, ffi::Buffer
   } else {
     Parallel(pool, batch * heads * tiles, tile);
   }
-  return ffi::Error::Success();
-}
-
-template <ffi::DataType kType>
-auto BindAttention() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::Buffer<kType>>()
-      .template Arg<ffi::Buffer<kType>>()
-      .template Arg<ffi::Buffer<kType>>()
-      .template Arg<ffi::Buffer<kType>>()
-      .template Arg<ffi::Buffer<kType>>()
-      .template Arg<ffi::Buffer<ffi::PRED>>()
-      .template Arg<ffi::Buffer<ffi::S32>>()
-      .template Attr<bool>("tiled")
-      .template Ret<ffi::Buffer<kType>>();
+  return nullptr;
 }
 
 }  // namespace

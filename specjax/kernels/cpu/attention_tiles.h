@@ -315,7 +315,7 @@ void TiledColumns(const T* query, int64_t size, int64_t columns, int64_t nodes, 
 
 // Attention of `count` heads of all rows, whose slots are slots_of(head).
 template <typename T, typename SlotsOf>
-void TiledHeads(ffi::ThreadPool& pool, int64_t count, const T* query, int64_t size, int64_t columns,
+void TiledHeads(ThreadPool& pool, int64_t count, const T* query, int64_t size, int64_t columns,
                 int64_t nodes, const SlotsOf& slots_of, T* result) {
   const int64_t threads = std::max<int64_t>(1, pool.num_threads()), vectors = columns / kLanes;
   const bool even = count % threads == 0 || count >= 4 * threads;

@@ -7,15 +7,10 @@
 #include "dots.h"
 #include "norm.h"
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProductsBfloat16, HalfProducts, BindProducts<ffi::BF16>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxAttentionBfloat16, (Attention<Half, ffi::BF16>),
-                              BindAttention<ffi::BF16>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxNormBfloat16, (Norm<Half, ffi::BF16>), BindNorm<ffi::BF16>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxSwigluBfloat16, (Swiglu<Half, ffi::BF16>),
-                              BindSwiglu<ffi::BF16>());
+KERNEL(SpecjaxProductsBfloat16, HalfProducts, "transpose_out")
+KERNEL(SpecjaxAttentionBfloat16, (Attention<Half, kBF16>), "tiled")
+KERNEL(SpecjaxNormBfloat16, (Norm<Half, kBF16>), "eps", "centered", "plus_one")
+KERNEL(SpecjaxSwigluBfloat16, (Swiglu<Half, kBF16>))
 
 // Whether products of bfloat16 are made as such, by tiles or by dot products of pairs.
 extern "C" int SpecjaxHasHalfDots() { return ChosenWay() != kWiden; }

@@ -242,7 +242,7 @@ struct ManyColumns {
 
 // The first `columns` of x [in, stride] -> ManyColumns, in memory of this thread. A tile more of words
 // than there are may be read.
-inline ManyColumns PackMany(ffi::ThreadPool& pool, const float* x, int64_t in, int64_t columns,
+inline ManyColumns PackMany(ThreadPool& pool, const float* x, int64_t in, int64_t columns,
                             int64_t stride, bool halves) {
   ManyColumns made{nullptr, nullptr, nullptr, nullptr, in, columns, stride, halves};
   const int64_t groups = made.Groups(), tiles = made.Tiles(), blocks = made.Blocks();

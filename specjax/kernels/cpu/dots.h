@@ -249,16 +249,14 @@ WITH_TILES inline void TileTask(const Half* w, int64_t out, int64_t in, const Ha
 
 // x [in, columns], weights [out, in] -> results [out, columns] each, or, with `transpose_out`,
 // [columns, out]; all in bfloat16, summed in float32.
-ffi::Error HalfProducts(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::RemainingArgs weights,
-                        bool transpose_out, ffi::RemainingRets results) {
+Problem HalfProducts(ThreadPool pool, In<kBF16> x, Ins weights, bool transpose_out, Outs results) {
   SameParts<Half> read;
-  const ffi::Error problem = read.Read<ffi::BF16>(weights, results);
-  if (problem.failure()) return problem;
+  if (const Problem problem = read.Read(kBF16, weights, results)) return problem;
   auto& parts = read.parts;
-  const size_t count = weights.size();
-  const int64_t in = x.dimensions()[0], columns = x.dimensions()[1], total = read.total;
+  const int64_t count = weights.size;
+  const int64_t in = x.dims[0], columns = x.dims[1], total = read.total;
   const Way way = ChosenWay();
-  const Half* from = static_cast<const Half*>(x.untyped_data());
+  const Half* from = x.data<Half>();
   const void* packed = nullptr;
 #if defined(SPECJAX_TILES)
   if (way == kTiles) packed = PackTiles(from, in, columns);
@@ -300,7 +298,7 @@ ffi::Error HalfProducts(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Rem
             std::min(kLong, in - k), height, columns, across);
     PutRows(sums, columns, height, columns, y, to);
   });
-  return ffi::Error::Success();
+  return nullptr;
 }
 
 }  // namespace

@@ -11,15 +11,13 @@ namespace {
 
 // x [in, columns], weights [out, in] -> results [out, columns] each, or, with `transpose_out`,
 // [columns, out].
-ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F16> x, ffi::RemainingArgs weights,
-                    bool transpose_out, ffi::RemainingRets results) {
+Problem Products(ThreadPool pool, In<kF16> x, Ins weights, bool transpose_out, Outs results) {
   SameParts<Float16> read;
-  const ffi::Error problem = read.Read<ffi::F16>(weights, results);
-  if (problem.failure()) return problem;
+  if (const Problem problem = read.Read(kF16, weights, results)) return problem;
   auto& parts = read.parts;
-  const size_t count = weights.size();
-  const int64_t in = x.dimensions()[0], columns = x.dimensions()[1], total = read.total;
-  const float* packed = PackRows(static_cast<const Float16*>(x.untyped_data()), in, columns, false);
+  const int64_t count = weights.size;
+  const int64_t in = x.dims[0], columns = x.dims[1], total = read.total;
+  const float* packed = PackRows(x.data<const Float16>(), in, columns, false);
   const int64_t rows = TaskRows(pool, total * in * 2, total);
   const int64_t tasks = DivideParts(parts.data(), count, rows);
   Parallel(pool, tasks, [=](int64_t task) {
@@ -34,17 +32,12 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F16> x, ffi::Remainin
     for (int64_t r = 0; r < height; ++r)
       for (int64_t m = 0; m < columns; ++m) Put(sums[r * columns + m], y + r * down + m * side);
   });
-  return ffi::Error::Success();
+  return nullptr;
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProductsFloat16, Products, BindProducts<ffi::F16>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxAttentionFloat16, (Attention<Float16, ffi::F16>),
-                              BindAttention<ffi::F16>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxSwigluFloat16, (Swiglu<Float16, ffi::F16>),
-                              BindSwiglu<ffi::F16>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxNormFloat16, (Norm<Float16, ffi::F16>), BindNorm<ffi::F16>());
+KERNEL(SpecjaxProductsFloat16, Products, "transpose_out")
+KERNEL(SpecjaxAttentionFloat16, (Attention<Float16, kF16>), "tiled")
+KERNEL(SpecjaxSwigluFloat16, (Swiglu<Float16, kF16>))
+KERNEL(SpecjaxNormFloat16, (Norm<Float16, kF16>), "eps", "centered", "plus_one")

@@ -11,35 +11,14 @@
 #include "products.h"
 #include "small.h"
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxArgmax, Argmax,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::S32>>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxColumns, Columns,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxCopy, Copy,
-                              ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxProducts, Products, BindProducts());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxManyProducts, ManyProducts, BindProducts());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxNorm, (Norm<float, ffi::F32>), BindNorm<ffi::F32>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxSwiglu, (Swiglu<float, ffi::F32>), BindSwiglu<ffi::F32>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxWrite, Write,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .RemainingArgs()
-                                  .RemainingRets());
+KERNEL(SpecjaxArgmax, Argmax)
+KERNEL(SpecjaxColumns, Columns)
+KERNEL(SpecjaxCopy, Copy)
+KERNEL(SpecjaxManyProducts, ManyProducts, "transpose_out")
+KERNEL(SpecjaxNorm, (Norm<float, kF32>), "eps", "centered", "plus_one")
+KERNEL(SpecjaxProducts, Products, "transpose_out")
+KERNEL(SpecjaxSwiglu, (Swiglu<float, kF32>))
+KERNEL(SpecjaxWrite, Write)
 
 // Whether the processor, and the compiler, have tiles of bfloat16.
 extern "C" int SpecjaxHasTiles() {

@@ -128,19 +128,17 @@ void ManySums(const Weight* weight, const float* packed, int64_t in, int64_t hei
 // [columns, out]. Weights are all float32, or all bfloat16, whose products are those of the floats
 // that they stand for; all else is float32. A column's sum does not depend on the others: that of
 // kInputs inputs at a time, one after the other.
-ffi::Error ManyProducts(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::RemainingArgs weights,
-                        bool transpose_out, ffi::RemainingRets results) {
+Problem ManyProducts(ThreadPool pool, In<kF32> x, Ins weights, bool transpose_out, Outs results) {
   FloatParts read;
-  const ffi::Error problem = read.Read(weights, results);
-  if (problem.failure()) return problem;
+  if (const Problem problem = read.Read(weights, results)) return problem;
   auto& parts = read.parts;
   const bool half = read.half;
-  const int64_t in = x.dimensions()[0], all = x.dimensions()[1];
-  const int64_t tasks = DivideParts(parts.data(), weights.size(), kRowsOfTask);
+  const int64_t in = x.dims[0], all = x.dims[1];
+  const int64_t tasks = DivideParts(parts.data(), weights.size, kRowsOfTask);
   for (int64_t first = 0; first < all; first += kPiece) {
     const int64_t columns = std::min(kPiece, all - first);
     const int64_t wide = (columns + kTileColumns - 1) / kTileColumns * kTileColumns;
-    const float* from = x.typed_data() + first;
+    const float* from = x.data<const float>() + first;
     float* packed = Scratch(0, wide * in);
     Parallel(pool, (in + kInputs - 1) / kInputs, [=](int64_t block) {
       const int64_t k = block * kInputs;
@@ -171,7 +169,7 @@ ffi::Error ManyProducts(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Rema
       }
     });
   }
-  return ffi::Error::Success();
+  return nullptr;
 }
 
 }  // namespace

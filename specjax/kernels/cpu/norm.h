@@ -122,27 +122,14 @@ void NormColumns(const T* x, const T* weight, const T* bias, T* y, int64_t size,
 }
 
 // x [size, ...], weight [size], bias [size] or [0] -> as x.
-template <typename T, ffi::DataType kType>
-ffi::Error Norm(ffi::Buffer<kType> x, ffi::Buffer<kType> weight, ffi::Buffer<kType> bias, float eps,
-                bool centered, bool plus_one, ffi::ResultBuffer<kType> out) {
-  const int64_t size = x.dimensions()[0];
-  const auto at = [](auto& buffer) { return static_cast<const T*>(buffer.untyped_data()); };
-  NormColumns(at(x), at(weight), bias.element_count() == 0 ? nullptr : at(bias),
-              static_cast<T*>(out->untyped_data()), size, int64_t(x.element_count()) / size,
-              NormKind{eps, centered, plus_one});
-  return ffi::Error::Success();
-}
-
-template <ffi::DataType kType>
-auto BindNorm() {
-  return ffi::Ffi::Bind()
-      .Arg<ffi::Buffer<kType>>()
-      .template Arg<ffi::Buffer<kType>>()
-      .template Arg<ffi::Buffer<kType>>()
-      .template Attr<float>("eps")
-      .template Attr<bool>("centered")
-      .template Attr<bool>("plus_one")
-      .template Ret<ffi::Buffer<kType>>();
+template <typename T, Type kType>
+Problem Norm(ThreadPool, In<kType> x, In<kType> weight, In<kType> bias, float eps, bool centered,
+             bool plus_one, Out<kType> out) {
+  const int64_t size = x.dims[0];
+  const auto at = [](const Buffer& buffer) { return buffer.data<const T>(); };
+  NormColumns(at(x), at(weight), bias.count() == 0 ? nullptr : at(bias), out.template data<T>(), size,
+              x.count() / size, NormKind{eps, centered, plus_one});
+  return nullptr;
 }
 
 }  // namespace

@@ -15,15 +15,13 @@ namespace {
 // Weights are all float32, or all bfloat16, whose products are those of the floats that they stand
 // for.
 // One call for all weights that meet the same x: a small product costs little more than its call.
-ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::RemainingArgs weights,
-                    bool transpose_out, ffi::RemainingRets results) {
-  const int64_t in = x.dimensions()[0], columns = x.dimensions()[1];
+Problem Products(ThreadPool pool, In<kF32> x, Ins weights, bool transpose_out, Outs results) {
+  const int64_t in = x.dims[0], columns = x.dims[1];
   FloatParts read;
-  const ffi::Error problem = read.Read(weights, results);
-  if (problem.failure()) return problem;
+  if (const Problem problem = read.Read(weights, results)) return problem;
   auto& parts = read.parts;
-  const size_t count = weights.size();
-  const float* from = x.typed_data();
+  const int64_t count = weights.size;
+  const float* from = x.data<const float>();
   const bool half = read.half;
   const float* packed = PackRows(from, in, columns, half);
   const int64_t rows = TaskRows(pool, read.rows * in * (half ? 2 : 4), read.rows);
@@ -45,7 +43,7 @@ ffi::Error Products(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remainin
       }
     }
   });
-  return ffi::Error::Success();
+  return nullptr;
 }
 
 }  // namespace

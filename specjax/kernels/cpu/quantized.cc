@@ -280,35 +280,33 @@ constexpr ManyBy kProducts[3][2] = {{&TallProducts<false>, &TallProducts<true>},
 // float32 [out, groups], zeros int8 [out, groups] or none at all [0] -> results [out, columns] each,
 // or, with `transpose_out`, [columns, out]. With `words`, weights of four bits may become 16 bits for
 // many columns.
-ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::RemainingArgs arrays,
-                     bool transpose_out, [[maybe_unused]] bool words, ffi::RemainingRets results) {
+Problem Quantized(ThreadPool pool, In<kF32> x, Ins arrays, bool transpose_out,
+                  [[maybe_unused]] bool words, Outs results) {
   struct Part {
     Weight weight;
     Kind kind;
     float* result;
     int64_t out, tasks;
   };
-  constexpr size_t kMost = 8;
+  constexpr int64_t kMost = 8;
   std::array<Part, kMost> parts;
-  size_t count = results.size();
-  if (count > kMost || arrays.size() != 3 * count)
-    return ffi::Error::InvalidArgument("quantized: at most 8 weights of three arrays");
-  const int64_t in = x.dimensions()[0], columns = x.dimensions()[1];
+  int64_t count = results.size;
+  if (count > kMost || arrays.size != 3 * count)
+    return "quantized: at most 8 weights of three arrays";
+  const int64_t in = x.dims[0], columns = x.dims[1];
   int64_t total = 0, total_bytes = 0;
-  for (size_t i = 0; i < count; ++i) {
-    auto values = arrays.get<ffi::AnyBuffer>(3 * i);
-    auto scales = arrays.get<ffi::Buffer<ffi::F32>>(3 * i + 1);
-    auto zeros = arrays.get<ffi::Buffer<ffi::S8>>(3 * i + 2);
-    auto result = results.get<ffi::Buffer<ffi::F32>>(i);
-    if (!values || !scales || !zeros || !result)
-      return ffi::Error::InvalidArgument("quantized: buffers");
-    const int64_t out = values->dimensions()[0], bytes = values->dimensions()[1];
-    const int64_t groups = scales->dimensions()[1];
-    const bool plain = zeros->element_count() == 0;
-    const Kind kind = values->element_type() == ffi::U8 ? kFour : plain && groups == 1 ? kChannel : kEight;
-    parts[i] = Part{{static_cast<const uint8_t*>(values->untyped_data()), scales->typed_data(),
-                     plain ? nullptr : zeros->typed_data(), bytes, groups, in / groups},
-                    kind, (*result)->typed_data(), out, 0};
+  for (int64_t i = 0; i < count; ++i) {
+    const Buffer values = arrays[3 * i], scales = arrays[3 * i + 1], zeros = arrays[3 * i + 2];
+    const Buffer result = results[i];
+    if ((values.type != kU8 && values.type != kS8) || scales.type != kF32 || zeros.type != kS8 ||
+        result.type != kF32)
+      return "quantized: values of 4 or 8 bits, zeros of 8, the rest float32";
+    const int64_t out = values.dims[0], bytes = values.dims[1], groups = scales.dims[1];
+    const bool plain = zeros.count() == 0;
+    const Kind kind = values.type == kU8 ? kFour : plain && groups == 1 ? kChannel : kEight;
+    parts[i] = Part{{values.data<const uint8_t>(), scales.data<const float>(),
+                     plain ? nullptr : zeros.data<const int8_t>(), bytes, groups, in / groups},
+                    kind, result.data<float>(), out, 0};
     total += out;
     total_bytes += out * in * 2;  // as much work as weights of this size
   }
@@ -332,7 +330,7 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
     for (int64_t column = 0; column < columns; column += most) {
       const int64_t some = std::min(most, columns - column);
       const bool halves = way == 1 && some <= kLanes / 2;
-      const ManyColumns packed = PackMany(pool, x.typed_data() + column, in, some, columns, halves);
+      const ManyColumns packed = PackMany(pool, x.data<const float>() + column, in, some, columns, halves);
       Parallel(pool, tasks, [=](int64_t task) {
         const auto [part, begin, height] = ShareOf(tall.data(), task, rows);
         const To to{transpose_out ? 1 : columns, transpose_out ? part->out : 1, false};
@@ -343,16 +341,16 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
       });
     }
     count = std::remove_if(first, end, as_bytes) - first;
-    if (count == 0) return ffi::Error::Success();
+    if (count == 0) return nullptr;
   }
   FewColumns bytes{}, nibbles{};
-  if (!many && eights) bytes = PackFew(x.typed_data(), in, columns, false);
-  if (!many && fours) nibbles = PackFew(x.typed_data(), in, columns, true);
+  if (!many && eights) bytes = PackFew(x.data<const float>(), in, columns, false);
+  if (!many && fours) nibbles = PackFew(x.data<const float>(), in, columns, true);
   const bool floats = !std::all_of(first, first + count, as_bytes);
 #else
   constexpr bool floats = true;
 #endif
-  const float* packed = floats ? PackRows(x.typed_data(), in, columns, false) : nullptr;
+  const float* packed = floats ? PackRows(x.data<const float>(), in, columns, false) : nullptr;
   const int64_t tasks = DivideParts(parts.data(), count, rows);
   Parallel(pool, tasks, [=](int64_t task) {
     const auto [part, begin, height] = ShareOf(parts.data(), task, rows);
@@ -379,19 +377,12 @@ ffi::Error Quantized(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Remaini
       });
     }
   });
-  return ffi::Error::Success();
+  return nullptr;
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpecjaxQuantized, Quantized,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .RemainingArgs()
-                                  .Attr<bool>("transpose_out")
-                                  .Attr<bool>("words")
-                                  .RemainingRets());
+KERNEL(SpecjaxQuantized, Quantized, "transpose_out", "words")
 
 // Whether bytes are multiplied as such, and the number of columns is not limited.
 extern "C" int SpecjaxHasByteDots() {

@@ -9,10 +9,8 @@
 #include <memory>
 #include <vector>
 
+#include "call.h"
 #include "vectors.h"
-#include "xla/ffi/api/ffi.h"
-
-namespace ffi = xla::ffi;
 
 namespace {
 
@@ -23,7 +21,7 @@ constexpr int64_t kChunkBytes = 1024 << 10, kLeastBytes = 48 << 10;  // of weigh
 // takes tasks as well and never waits for a thread that has not begun, so a busy pool costs nothing
 // but its help.
 template <typename Body>
-void Parallel(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
+void Parallel(ThreadPool& pool, int64_t tasks, const Body& body) {
   const int64_t threads = std::min<int64_t>(pool.num_threads(), tasks);
   if (threads <= 1) {
     for (int64_t i = 0; i < tasks; ++i) body(i);
@@ -61,7 +59,7 @@ void Parallel(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
 
 // How many rows of weights a task computes, for weights of `bytes` bytes and `rows` rows in all: a
 // multiple of `block`.
-inline int64_t TaskRows(const ffi::ThreadPool& pool, int64_t bytes, int64_t rows,
+inline int64_t TaskRows(const ThreadPool& pool, int64_t bytes, int64_t rows,
                         int64_t block = kBlock) {
   const int64_t threads = std::max<int64_t>(1, pool.num_threads()), row_bytes = bytes / rows;
   const int64_t task_bytes = std::clamp(bytes / (4 * threads), kLeastBytes, kChunkBytes);
@@ -90,6 +88,14 @@ Share<Part> ShareOf(const Part* parts, int64_t task, int64_t rows) {
   return {parts, begin, std::min(rows, parts->out - begin)};
 }
 
+constexpr Problem kOneType = "products: weights of one type, and results of theirs";
+
+// What is wrong with the number of weights, or of their products.
+inline Problem OfNumber(const Ins& weights, const Outs& results, int64_t most) {
+  if (weights.size > most) return "products: at most 8 weights";
+  return weights.size == results.size ? nullptr : "products: as many results as weights";
+}
+
 // Up to eight weights of one type that meet the same columns, and where their products go.
 template <typename Number>
 struct SameParts {
@@ -101,19 +107,15 @@ struct SameParts {
   std::array<Part, 8> parts;
   int64_t total = 0;  // rows of all
 
-  template <ffi::DataType kType>
-  ffi::Error Read(const ffi::RemainingArgs& weights, const ffi::RemainingRets& results) {
-    if (weights.size() > parts.size())
-      return ffi::Error::InvalidArgument("products: at most 8 weights");
-    for (size_t i = 0; i < weights.size(); ++i) {
-      auto weight = weights.get<ffi::Buffer<kType>>(i);
-      auto result = results.get<ffi::Buffer<kType>>(i);
-      if (!weight || !result) return ffi::Error::InvalidArgument("products: buffers");
-      parts[i] = Part{static_cast<const Number*>(weight->untyped_data()),
-                      static_cast<Number*>((*result)->untyped_data()), weight->dimensions()[0], 0};
+  Problem Read(Type type, const Ins& weights, const Outs& results) {
+    if (const Problem problem = OfNumber(weights, results, parts.size())) return problem;
+    for (int64_t i = 0; i < weights.size; ++i) {
+      const Buffer weight = weights[i], result = results[i];
+      if (weight.type != type || result.type != type) return kOneType;
+      parts[i] = Part{weight.data<const Number>(), result.data<Number>(), weight.dims[0], 0};
       total += parts[i].out;
     }
-    return ffi::Error::Success();
+    return nullptr;
   }
 };
 
@@ -128,21 +130,16 @@ struct FloatParts {
   int64_t rows = 0;   // of all
   bool half = false;  // whether they are bfloat16
 
-  ffi::Error Read(const ffi::RemainingArgs& weights, const ffi::RemainingRets& results) {
-    if (weights.size() > parts.size())
-      return ffi::Error::InvalidArgument("products: at most 8 weights");
-    for (size_t i = 0; i < weights.size(); ++i) {
-      auto weight = weights.get<ffi::AnyBuffer>(i);
-      auto result = results.get<ffi::Buffer<ffi::F32>>(i);
-      if (!weight || !result) return ffi::Error::InvalidArgument("products: buffers");
-      const int64_t out = weight->dimensions()[0];
-      const bool is_half = weight->element_type() == ffi::BF16;
-      if (i > 0 && is_half != half) return ffi::Error::InvalidArgument("products: one type");
-      half = is_half;
-      parts[i] = Part{weight->untyped_data(), (*result)->typed_data(), out, 0};
-      rows += out;
+  Problem Read(const Ins& weights, const Outs& results) {
+    if (const Problem problem = OfNumber(weights, results, parts.size())) return problem;
+    for (int64_t i = 0; i < weights.size; ++i) {
+      const Buffer weight = weights[i], result = results[i];
+      half = weights[0].type == kBF16;
+      if (weight.type != (half ? kBF16 : kF32) || result.type != kF32) return kOneType;
+      parts[i] = Part{weight.memory, result.data<float>(), weight.dims[0], 0};
+      rows += parts[i].out;
     }
-    return ffi::Error::Success();
+    return nullptr;
   }
 };
 
@@ -158,17 +155,6 @@ ALWAYS_INLINE void EachShare(int64_t rows, int64_t columns, const Body& body) {
       m = end;
     }
   }
-}
-
-// How XLA calls products of x with several weights.
-template <ffi::DataType kType = ffi::F32>
-auto BindProducts() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::Buffer<kType>>()
-      .RemainingArgs()
-      .template Attr<bool>("transpose_out")
-      .RemainingRets();
 }
 
 }  // namespace
