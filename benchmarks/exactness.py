@@ -50,7 +50,7 @@ def texts(lm, prompts, drafter, drafting, new: int) -> tuple[list[list[int]], fl
         tokens, begin = np.asarray(out.tokens)[0], len(work.prompts[0])
         said.append(tokens[begin : int(out.lengths[0])].tolist())
         rounds += int(out.stats.rounds[0])
-    return said, sum(map(len, said)) / rounds
+    return said, (sum(map(len, said)) - len(said)) / rounds
 
 
 def main(arguments: list[str] | None = None) -> int:

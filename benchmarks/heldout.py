@@ -108,7 +108,7 @@ def measure_model(lm, ways, texts, samplings, new, repetitions) -> list[dict]:
     """The figures of each of ``ways``, a drafter and a ``Drafting``, for one model; the tokens of
     batch i are drawn by ``samplings[i]``. See ``measure_ways``."""
     batch = len(texts) // len(samplings)
-    seconds, found = [], [_Counts([], [], [], []) for _ in ways]
+    seconds, found = [], [_Counts([], [], [], [], []) for _ in ways]
     for index, sampling in enumerate(samplings):
         text = texts[index * batch : (index + 1) * batch]
         plain = Options(drafter=None, sampling=sampling, max_new_tokens=new, seed=index)
@@ -141,6 +141,7 @@ class _Counts:
     """The counts of one drafter: of each batch, and of each of its rows."""
 
     stats: list
+    sizes: list
     accepted_at: list
     same: list
     rows: list
@@ -149,6 +150,7 @@ class _Counts:
         """Adds the results of a batch."""
         self.stats.append([int(np.sum(getattr(fast.stats, k))) for k in COUNTS])
         self.stats[-1].append(int(np.sum(plain.stats.emitted)))
+        self.sizes.append(len(prompts))
         self.accepted_at.append(np.sum(np.asarray(fast.stats.accepted_at), axis=0))
         for row, prompt in enumerate(prompts):
             said = [np.asarray(o.tokens)[row, : int(o.lengths[row])] for o in (plain, fast)]
@@ -159,11 +161,15 @@ class _Counts:
         """The figures, for seconds ``[batches, 2, 2]``: plain, speculative; reading, rounds."""
         stats = np.asarray(self.stats, float)
         rounds, emitted, drafted, accepted, plain_emitted = stats.T
-        result = {}
-        for name, spent in (("whole", seconds.sum(axis=2)), ("rounds", seconds[:, :, 1])):
-            result[f"ratio_{name}"] = _ratio(spent, emitted, plain_emitted)
-            result[f"plain_tokens_per_second_{name}"] = plain_emitted.sum() / spent[:, 0].sum()
-            result[f"tokens_per_second_{name}"] = emitted.sum() / spent[:, 1].sum()
+        result, read = {}, np.asarray(self.sizes, float)  # reading emits a token of each row
+        for name, spent, first in (
+            ("whole", seconds.sum(axis=2), read),
+            ("rounds", seconds[:, :, 1], 0 * read),
+        ):
+            plain, fast = plain_emitted + first, emitted + first
+            result[f"ratio_{name}"] = _ratio(spent, fast, plain)
+            result[f"plain_tokens_per_second_{name}"] = plain.sum() / spent[:, 0].sum()
+            result[f"tokens_per_second_{name}"] = fast.sum() / spent[:, 1].sum()
         return result | {
             "tau": emitted.sum() / rounds.sum(),
             "acceptance": accepted.sum() / max(1.0, drafted.sum()),

@@ -183,7 +183,7 @@ def side_by_side(
     def first(method):
         """Runs up to the end of the first round, whose time is subtracted."""
         if method in ours:
-            return [w.burst(1, w.start()).length for w in ours[method]]
+            return [w.start().length for w in ours[method]]
         models = ["hf plain", "hf draft"] if method == "hf assisted" else ["hf plain"]
         return [theirs.generate(m, ids, 1, num_draft) for m in models for ids in requests]
 
@@ -197,7 +197,7 @@ def side_by_side(
         if method in ours:
             pieces = zip(out, requests, strict=True)
             texts[method] = [np.asarray(o.tokens)[0, len(i) : len(i) + new] for o, i in pieces]
-            rounds[method] = int(sum(np.sum(o.stats.rounds) for o in out))
+            rounds[method] = int(sum(1 + np.sum(o.stats.rounds) for o in out))  # and the prompts'
         else:
             texts[method], rounds[method] = out, len(passes)
     calls = {m: functools.partial(_lengths, whole, m) for m in methods}

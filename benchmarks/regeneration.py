@@ -53,7 +53,8 @@ def measure_regeneration(
     said = {name: [row.tokens for row in found] for name, found in ends.items()}
     return {
         "tokens": tokens["plain"],
-        "tau": tokens["drafted"] / sum(row.rounds for row in ends["drafted"]),
+        "tau": (tokens["drafted"] - len(ends["drafted"]))
+        / sum(row.rounds for row in ends["drafted"]),
         "tokens_per_second": {name: spread(rate) for name, rate in rates.items()},
         "ratio": interval(timing.ratio(rates["drafted"], rates["plain"])),
         "identical": None if temperature else said["plain"] == said["drafted"],

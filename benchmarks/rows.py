@@ -158,8 +158,9 @@ def decode(
     seconds = timing.alternate(calls, repetitions=repetitions, warmup=1)
     rates += [bench.bandwidth()] if parts else []
 
-    emitted = batch * new
-    step = np.median(seconds["plain"]) / new
+    later = new - 1  # the first token is that of the prompt's pass
+    emitted = batch * later
+    step = np.median(seconds["plain"]) / later
     used = timing.weight_bytes(made.target) + _entries(works["plain"], context + new // 2)
     figures = {
         "synthetic": made.synthetic or stats.drafter.startswith("synthetic"),
@@ -175,7 +176,7 @@ def decode(
         "ratio_rounds": interval(timing.ratio(seconds["plain"], seconds["speculative"])),
         "seconds_per_plain_step": float(step),
         "seconds_per_round": float(np.median(seconds["speculative"]) / np.max(stats.rounds)),
-        "seconds_per_token": {name: spread(seconds[name] / new) for name in works},
+        "seconds_per_token": {name: spread(seconds[name] / later) for name in works},
         "roofline_fraction": float(used / max(rates) / step) if parts else None,
         "repeated_4grams": repeated_ngrams(list(texts["speculative"])),
         "identical": None

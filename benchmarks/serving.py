@@ -61,7 +61,7 @@ def measure_serving(
     return {
         "tokens": emitted,
         "prompt_tokens": sum(len(one["prompt"]) for one in asked),
-        "tau": emitted / rounds,
+        "tau": (emitted - len(asked)) / rounds,
         "acceptance": sum(row.accepted for row in ends["continuous"].rows) / max(1, drafted),
         "tokens_per_second": {name: spread(emitted / s) for name, s in seconds.items()},
         "ratio": interval(timing.ratio(seconds["whole"], seconds["continuous"])),

@@ -167,7 +167,7 @@ def law_of_rows(drafter, weights, rows):
         request, capacity = prepare_inputs(
             TOY, drafter, prompt, np.asarray([5]), key, NUM_LAW + 1, WARM, None, ()
         )
-        state = prefill.start(TOY, drafter, "rejection", capacity, params, request)
+        state = prefill.unanswered(TOY, drafter, "rejection", capacity, params, request)
         state = loop.burst(TOY, drafter, "rejection", None, params, state)
         new = state.tokens[0, 5 : 5 + NUM_LAW]
         return jnp.sum(new * VOCAB ** jnp.arange(NUM_LAW - 1, -1, -1)), state.stats.drafted_at[0]

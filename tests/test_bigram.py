@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ragged import MODEL, PARAMS, PROMPTS, VOCAB, pad, start
+from ragged import MODEL, PARAMS, PROMPTS, VOCAB, pad
+from starts import unanswered
 from toys import bag, counted
 
 import specjax
@@ -79,7 +80,7 @@ def test_a_draft_follows_the_table_up_to_a_token_without_successor(order):
         MODEL, drafter, tokens, lengths, jax.random.key(0), 9, specjax.Sampling(), None, ()
     )
     params = {"target": PARAMS, "drafter": tables}
-    state = start(MODEL, drafter, "auto", capacity, params, request)
+    state = unanswered(MODEL, drafter, "auto", capacity, params, request)
     draft, _ = round.draft_step(
         drafter, params, state.drafter_state, round.round_context(params, state)
     )

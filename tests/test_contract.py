@@ -69,11 +69,11 @@ TARGETS = {
     ),
     "half logits": (
         dict(verify=scores_with(None, logits=lambda x: x.astype(jnp.bfloat16))),
-        r"verify: logits is bfloat16 of shape \[2, 3, 11\]: expected float32",
+        r"verify: logits is bfloat16 of shape \[2, 1, 11\]: expected float32",
     ),
     "logits of other tokens": (
         dict(verify=scores_with(None, logits=lambda x: x[..., :7])),
-        r"expected float32 of shape \[2, 3, 11\]",
+        r"expected float32 of shape \[2, 1, 11\]",
     ),
     "entries that lead with nodes": (
         dict(verify=scores_with(None, entries=lambda x: jnp.moveaxis(x, 0, 2))),

@@ -270,7 +270,7 @@ def test_nothing_is_ready_or_hidden_in_the_first_round_after_the_next_prompt(kin
 
     def request(tokens):
         tokens, lengths = np.asarray([tokens], np.int32), np.asarray([len(tokens)], np.int32)
-        given = jax.random.key(0), 6, Sampling(), 40, ()  # two whole rounds
+        given = jax.random.key(0), 7, Sampling(), 40, ()  # the first token, two whole rounds
         return prepare_inputs(MODEL, drafter, tokens, lengths, *given)
 
     begun, capacity = request([1, 2, 3])

@@ -87,7 +87,7 @@ def drawn(drafter, weights, rows=ROWS):
 
     @jax.jit
     def run(params, request):
-        state = prefill.start(MODEL, drafter, "rejection", capacity, params, request)
+        state = prefill.unanswered(MODEL, drafter, "rejection", capacity, params, request)
         plan = None
         if drafter.plans:
             own = params["drafter"], params["target"], state.drafter_state, state.budget

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from starts import unanswered
 from toys import own_params, said_below
 
 import specjax
@@ -86,19 +87,19 @@ def one_round(target, drafter, depth, params, state):
     return after, (draft.tokens, parents, judged.verdict.count, logits, proposed, chances)
 
 
-def begun(heads, lm, tokens, lengths, num):
-    """Parameters, and the state before the first round of rows of these lengths."""
+def begun(heads, lm, tokens, lengths, num, start=unanswered):
+    """Parameters, and the state after reading rows of these lengths."""
     params = {"target": lm.params, "drafter": heads.params}
     given = (lm.target, heads.drafter, np.asarray(tokens), np.asarray(lengths), jax.random.key(0))
     request, capacity = prepare_inputs(*given, num, Sampling(), None, ())
-    return params, loop.jit_start(lm.target, heads.drafter, "greedy", capacity, params, request)
+    return params, start(lm.target, heads.drafter, "greedy", capacity, params, request)
 
 
 def generated(heads, lm, expected):
     """Returns drafted paths and, of each greedy round, what ``one_round`` saw; and the text."""
     prompt, text = expected["prompt"], expected["text"]
-    begin = text[: len(prompt) + 1]  # the authors say the first token without a draft
-    params, state = begun(heads, lm, begin[None], [len(begin)], len(text) + 8)
+    rows = text[None, : len(prompt)], [len(prompt)]
+    params, state = begun(heads, lm, *rows, len(text) + 9, loop.jit_start)
     depth = expected["logits"][0].size // expected["logits"].shape[-1]
     paths, rounds = [], []
     for _ in expected["accepted"]:

@@ -157,7 +157,7 @@ def test_the_forty_lines_and_decode_have_one_law(speculate):
         jnp.zeros((rows, 1), jnp.int32),
         jnp.ones((rows,), jnp.int32),
         key=jax.random.key(0),
-        max_new_tokens=2,
+        max_new_tokens=5,
         sampling=sampling,
     )
     counts = np.zeros((3, 3))

@@ -67,7 +67,7 @@ def test_greedy_is_plain_decoding_token_for_token_in_a_ragged_batch(name):
     out = result(states(name)[1])
     assert new_tokens(out, PROMPTS) == plain_texts()
     stats = out.stats
-    assert (np.asarray(stats.emitted) == NUM).all()
+    assert (np.asarray(stats.emitted) == NUM - 1).all()  # the first token is no round's
     # each round emits its accepted tokens and one more, unless the budget cuts it short, or the
     # drafter is silent: every third round, beginning with the first
     extra = np.asarray(stats.accepted + stats.rounds - stats.emitted)
@@ -96,7 +96,7 @@ def test_stops_and_budgets_cut_within_an_accepted_block(name):
     for row, (got, full) in enumerate(zip(new_tokens(out, PROMPTS), plain_texts(), strict=True)):
         cut = next((i + 1 for i, t in enumerate(full) if t in stops), NUM)
         assert got == full[: min(cut, budgets[row])]
-        assert int(out.stats.emitted[row]) == len(got)
+        assert int(out.stats.emitted[row]) == len(got) - 1  # the first token is no round's
     assert (
         np.asarray(out.tokens)[np.arange(9 + NUM) >= np.asarray(out.lengths)[:, None]] == 0
     ).all()
@@ -228,7 +228,7 @@ def test_stream_commits_the_same_tokens_in_bursts():
     params = {"target": PARAMS, "drafter": weights}
     whole = specjax.decode(MODEL, drafter, params, tokens, lengths, **settings)
     pieces = list(specjax.stream(MODEL, drafter, params, tokens, lengths, rounds=2, **settings))
-    assert np.asarray(pieces[0].lengths).tolist() == lengths.tolist()
+    assert np.asarray(pieces[0].lengths).tolist() == (lengths + 1).tolist()
     assert all((np.diff([p.lengths[i] for p in pieces]) >= 0).all() for i in range(8))
     assert (np.asarray(pieces[-1].tokens) == np.asarray(whole.tokens)).all()
     assert str(pieces[-1].stats) == str(whole.stats)
@@ -250,7 +250,7 @@ def test_decode_works_within_jit_scan_and_vmapless_calls():
         return jax.lax.scan(one, 0, jax.random.split(key, 2))
 
     total, both = twice(params, tokens, lengths, jax.random.key(0))
-    assert int(total) == 2 * 8 * NUM
+    assert int(total) == 2 * 8 * (NUM - 1)  # the first token is no round's
     width = tokens.shape[1]
     for row, prompt in enumerate(PROMPTS):
         assert both[1][row, len(prompt) : len(prompt) + NUM].tolist() == plain_texts()[row]

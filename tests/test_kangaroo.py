@@ -156,7 +156,7 @@ def rounds():
 
     @jax.jit
     def begin(params, request):
-        return prefill.start(lm.target, drafter, rule, capacity, params, request, 4)
+        return prefill.unanswered(lm.target, drafter, rule, capacity, params, request, 4)
 
     @jax.jit
     def step(params, state):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import starts
 from lookahead_replay import Window
 from toys import bag
 
@@ -42,7 +43,7 @@ def agreed(text, guesses):
 def begun(drafter, **settings):
     settings = {"key": jax.random.key(0), "max_new_tokens": BUDGETS, "capacity": SIZE} | settings
     params = {"target": PARAMS, "drafter": None}
-    state = specjax.init_state(MODEL, drafter, params, PROMPTS, LENGTHS, **settings)
+    state = starts.begun(MODEL, drafter, params, PROMPTS, LENGTHS, **settings)
     return params, state
 
 

@@ -14,13 +14,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from specjax.train import head_export
 from specjax.train.config import ConfigError
+from starts import unanswered
 from toys import heads as weights_for
 from toys import whole
 
 import specjax
 from specjax import Sampling, trees
 from specjax.checkpoints.weights import Tensors
-from specjax.decoding import prefill
 from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.round import commit_round, draft_and_verify
 from specjax.drafters.mtp import MTP, MTPConfig, module_layer
@@ -49,8 +49,7 @@ def rounds(lm, drafter, weights, num):
     request, capacity = prepare_inputs(
         *common, PROMPT[None], np.asarray([7]), jax.random.key(0), num, Sampling(), None, ()
     )
-    start = jax.jit(prefill.start, static_argnums=(0, 1, 2, 3))
-    state = start(*common, "auto", capacity, params, request)
+    state = unanswered(*common, "auto", capacity, params, request)
 
     @jax.jit
     def step(params, state):

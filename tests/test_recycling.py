@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from drawn_rounds import advanced
 from registry import cases
+from starts import unanswered
 from toys import bag
 
 from specjax import Sampling
-from specjax.decoding import loop
 from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import Adaptive, Recycling, SuffixMatch, recycling, shared_round, union
 
@@ -27,7 +27,7 @@ def begun(drafter, weights=None):
         MODEL, drafter, PROMPTS, LENGTHS, jax.random.key(0), 24, Sampling(), 64, ()
     )
     params = {"target": PARAMS, "drafter": weights}
-    return params, loop.jit_start(MODEL, drafter, "auto", capacity, params, request)
+    return params, unanswered(MODEL, drafter, "auto", capacity, params, request)
 
 
 def replayed(drafter, most=8):

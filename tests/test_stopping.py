@@ -75,8 +75,8 @@ def test_a_stream_shows_no_part_of_it_and_the_row_costs_nothing_more(pair):
         assert whole.texts[0].split(string)[0].startswith(shown[0])
     out = stream.generation
     assert shown == out.texts and stream.num_tokens == sum(map(len, out.tokens))
-    # bursts grow, so some rounds may have run after the end; without the end there would be 24
-    assert out.stats.rounds[0] < 24 == whole.stats.rounds[0]
+    # bursts grow, so some rounds may have run after the end; without the end there would be 23
+    assert out.stats.rounds[0] < 23 == whole.stats.rounds[0]
 
 
 REFUSED = {

@@ -43,9 +43,10 @@ def test_each_position_is_accepted_at_the_stated_rate(inner):
 
 @pytest.mark.parametrize(("accuracy", "tau"), [(0.0, 1.0), (1.0, 4.0)])
 def test_always_wrong_and_always_right(accuracy, tau):
-    truth = decode(Plain()).tokens
-    out = decode(Synthetic(3, accuracy), {"truth": truth, "inner": None})
-    assert new_tokens(out, PROMPTS) == plain_texts()
+    num = NUM + 1  # whole rounds after the first token
+    truth = decode(Plain(), num=num).tokens
+    out = decode(Synthetic(3, accuracy), {"truth": truth, "inner": None}, num=num)
+    assert [text[:NUM] for text in new_tokens(out, PROMPTS)] == plain_texts()
     assert out.stats.tau == tau
 
 

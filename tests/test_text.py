@@ -127,7 +127,7 @@ def test_a_drafter_that_is_the_target_is_always_accepted(pair):
     out = specjax.generate(pair[0], PROMPTS, **flat(**options))
     assert out.stats.acceptance == 1.0
     for row in out.from_draft:
-        assert row.tolist() == 6 * [True, True, True, False]
+        assert row.tolist() == [False, *5 * [True, True, True, False], *3 * [True]]
 
 
 def test_pieces_join_to_the_text_and_carry_its_origin(pair):
@@ -138,9 +138,10 @@ def test_pieces_join_to_the_text_and_carry_its_origin(pair):
     for row in range(2):
         mine = [piece for piece in pieces if piece.row == row]
         assert "".join(piece.text for piece in mine) == whole.texts[row]
-        # six rounds of three drafted tokens and one more, which may be half a character
+        # the first token, then six rounds of three drafted tokens and one more, which may be half
+        # a character; the last round ends at the budget
         drafted = [piece.from_draft for piece in mine]
-        assert drafted[:2] == [True, False] and drafted.count(True) == 6
+        assert drafted[:3] == [False, True, False] and drafted.count(True) == 6
     assert stream.generation.texts == whole.texts and stream.num_tokens == 48
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import starts
 from compiled import cache_copies, hlo
 from drawn_rounds import drawn_rounds
 from masked_decoder import from_scratch, masked, softmax
@@ -158,7 +159,7 @@ def readers(capacity):
     begin = dict(key=jax.random.key(0), max_new_tokens=9, capacity=capacity)
 
     def begun(params):
-        return specjax.init_state(TARGET, drafter(), params, PROMPTS, LENGTHS, **begin)
+        return starts.begun(TARGET, drafter(), params, PROMPTS, LENGTHS, **begin)
 
     def draft(params, state):
         context = specjax.round_context(params, state)

@@ -48,7 +48,7 @@ class Specjax:
         work = self._job(method, np.asarray(prompt, np.int32).tobytes(), new, num_draft)
         end = work.burst(work.capacity, work.start())
         text = np.asarray(end.tokens)[0, len(prompt) : len(prompt) + new]
-        return text, int(np.max(end.stats.rounds))
+        return text, 1 + int(np.max(end.stats.rounds))  # and the pass over the prompt
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - the engine lives as long as its process
     def _job(self, method, prompt, new, num_draft):

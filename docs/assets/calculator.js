@@ -37,14 +37,15 @@ function calculate(given) {
     const reading = pass_seconds * (prompt ? pass(batch * prompt) : 0);
     const read = reading * (children.length ? 1 + draft_cost : 1);
     const round = cost * plain * pass_seconds;
-    const seconds = read + (new_tokens / tokens) * round;
+    const later = new_tokens - (prompt ? 1 : 0); // reading a prompt emits the first token
+    const seconds = read + (later / tokens) * round;
     return {
       num_draft: nodes - 1,
       tokens,
       cost,
       speedup: tokens / cost,
-      whole_speedup: (reading + new_tokens * plain * pass_seconds) / seconds,
-      ttft: read + round,
+      whole_speedup: (reading + later * plain * pass_seconds) / seconds,
+      ttft: read,
       tpot: round / tokens,
       seconds,
       throughput: (batch * new_tokens) / seconds,

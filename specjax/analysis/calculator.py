@@ -49,7 +49,7 @@ class Outlook:
       cost: the cost of a round, in rounds of plain decoding at the same batch size.
       speedup: the speed of the rounds, in that of plain decoding at the same batch size.
       whole_speedup: the same for whole requests, which include reading the prompt.
-      ttft: seconds until the first tokens: reading the prompt, and one round.
+      ttft: seconds until the first token: reading the prompt.
       tpot: seconds per token of a row while rounds run.
       seconds: seconds of a whole request.
       throughput: emitted tokens per second of whole requests, over all rows.
@@ -198,15 +198,16 @@ class _Machine:
         tokens = 1.0 if shape is None else expected_tokens(shape, rates)
         reading = self.pass_over(self.batch * self.prompt) if self.prompt else 0.0
         read = self.pass_seconds * reading * (1 if shape is None else 1 + self.draft_cost)
-        seconds = read + self.new_tokens / tokens * cost * costs.unit
-        plain_seconds = self.pass_seconds * reading + self.new_tokens * costs.unit
+        later = self.new_tokens - bool(self.prompt)  # reading a prompt emits the first token
+        seconds = read + later / tokens * cost * costs.unit
+        plain_seconds = self.pass_seconds * reading + later * costs.unit
         return Outlook(
             num_draft=nodes - 1,
             tokens=tokens,
             cost=cost,
             speedup=tokens / cost,
             whole_speedup=plain_seconds / seconds,
-            ttft=read + cost * costs.unit,
+            ttft=read,
             tpot=cost * costs.unit / tokens,
             seconds=seconds,
             throughput=self.batch * self.new_tokens / seconds,

@@ -182,8 +182,9 @@ class LayerSearch:
         self.names = tuple(f"{kind}.{layer}" for layer in layers for kind in KINDS)
         self.costs = costs or measure_costs(lm)
         work = prepare(lm, prompts, Options(drafter=None, max_new_tokens=max_new_tokens, stop=()))
-        self.read = work.start().cache  # the entries of the prompts without their last tokens
-        self.tokens = np.asarray(work.burst(work.capacity, work.start()).tokens)
+        begun = work.start()
+        self.read = jax.tree.map(jnp.copy, begun.cache)  # the entries of the prompts
+        self.tokens = np.asarray(work.burst(work.capacity, begun).tokens)
         self.begin, self.size = np.asarray(work.request.lengths), max_new_tokens
         self.known: dict[tuple[str, ...], np.ndarray] = {}
         self.journal = None if journal is None else Path(journal)

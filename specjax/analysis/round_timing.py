@@ -70,8 +70,9 @@ def loop_efficiency(
 
 
 def first_token_call(work: GenerationTask) -> Call:
-    """Returns a call for ``alternate`` that runs prefill and one round of a request."""
-    return Call(lambda: work.burst(1, work.start()).length)
+    """Returns a call for ``alternate`` that reads the prompts of a request, which emits the first
+    tokens."""
+    return Call(lambda: work.start().length)
 
 
 @dataclasses.dataclass(frozen=True)

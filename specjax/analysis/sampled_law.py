@@ -163,7 +163,8 @@ def joint_counts(
     seed: int = 0,
     rounds: int | None = None,
 ):
-    """Draws texts with the whole loop, in one batch, and counts them; traces the loop anew.
+    """Draws texts with the rounds of the loop, in one batch, and counts them; traces them anew. The
+    first token is drafted and judged as well, see ``prefill.unanswered``.
 
     Args:
       target, drafter, rule, params, sampling: see ``specjax.decode``.
@@ -192,7 +193,7 @@ def joint_counts(
 
     @jax.jit
     def run(params, request):
-        state = prefill.start(target, drafter, rule, capacity, params, request)
+        state = prefill.unanswered(target, drafter, rule, capacity, params, request)
         state = loop.burst(target, drafter, rule, rounds, params, state)
         whole = state.length >= size + num if rounds is None else True
         new = jax.lax.dynamic_slice_in_dim(state.tokens, size, num, axis=1)

@@ -194,4 +194,15 @@ class TargetChecks(TargetPasses):
         )
         if not all(np.allclose(x, y, rtol=1e-3, atol=1e-3) for x, y in pairs):
             return "logits=False gives other entries"
-        return ""
+        return self.picked()
+
+    def picked(self) -> str:
+        """What is wrong with the logits of single nodes, where the target gives them."""
+        if not self.target.picks_logits:
+            return ""
+        last = self.nodes.shape[1] - 1
+        node = (np.arange(len(self.nodes)) % 2 * last).astype(np.int32)  # the root, the last node
+        given = self.prefilled, self.nodes, self.lengths - 1
+        found = self.verify(*given, topology=TREE, node=node).logits
+        expected = self.logits[np.arange(len(node)), node]
+        return self.near(found[:, 0], expected, "logits of one node of each row")

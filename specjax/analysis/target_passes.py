@@ -48,7 +48,9 @@ class TargetPasses:
         self.verify = jax.jit(self._verify, static_argnames=static)
         self.commit = jax.jit(target.commit)
 
-    def _verify(self, cache, tokens, start, topology, partial=None, **settings):
+    def _verify(self, cache, tokens, start, topology, partial=None, node=None, **settings):
+        if node is not None:  # the one of each row whose logits are asked for
+            settings["logits"] = node
         partial = None if partial is None else PartialPass(entries=partial)
         draft = Draft(start=start, tokens=tokens, topology=topology, partial=partial)
         return self.target.verify(self.params, cache, draft, **settings)

@@ -193,14 +193,17 @@ def check_scores(
     features: tuple[int, ...] = (),
     since: int = 0,
     entries: PyTree = None,
-    logits: bool = True,
+    logits: bool | jax.Array = True,
 ) -> None:
     """Raises ``ValueError`` for what ``verify`` must not return, called with these arguments."""
     hook = f"{type(model).__name__}.verify"
     batch, nodes = draft.tokens.shape[0], draft.tokens.shape[1] - since
     if not isinstance(scores, Scores):
         raise ValueError(f"{hook} returned {_described(scores)}: expected specjax.Scores")
-    if logits:
+    if not isinstance(logits, bool):
+        hint = " (batch, the one node that was asked for, vocabulary)"
+        check_array(f"{hook}: logits", scores.logits, (batch, 1, vocab_size), jnp.float32, hint)
+    elif logits:
         shape = (batch, nodes, vocab_size)
         later = f"nodes {since}:" if since else "nodes"
         hint = f" (batch, {later} of the draft, vocabulary)"

@@ -8,14 +8,16 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from .. import kernels, sharding, trees
+from .. import acceptance, kernels, sharding, trees
 from .._internal.ordering import after
 from ..kernels import prompts
 from ..kernels.interface import PREFILL_CHUNK
 from ..kernels.quantized import is_quantized
-from ..types import Context, Draft, HeadTarget, PyTree, Segment, Verdict
+from ..types import Context, Draft, HeadTarget, PyTree, Scores, Segment, Verdict
 from . import contract_checks as checks
+from . import round as rounds
 from . import state as states
+from .emission import truncate
 from .inputs import DecodeInputs
 from .state import State
 
@@ -33,7 +35,8 @@ def _weights(params: PyTree) -> list:
 def start(
     target, drafter, rule, capacity, params, request: DecodeInputs, chunk: int = PREFILL_CHUNK
 ) -> State:
-    """Fills the caches from the prompts, in chunks that bound the memory.
+    """Fills the caches from the prompts, in chunks that bound the memory, and emits the token after
+    each prompt, for which the pass over its end has the logits.
 
     With ``request.num_samples`` above 1 each prompt is read once; its row is then repeated, with a
     key of its own for each sample.
@@ -53,24 +56,35 @@ def start(
     if drafter.features and isinstance(target, HeadTarget):
         checks.check_head_target(target, params["target"], batch)
     cache, drafter_state = sharding.rows((cache, drafter_state))
-    chunk = min(chunk, width, capacity)
     begin = jnp.zeros((batch,), jnp.int32)
-    given = params, cache, drafter_state, tokens, begin, lengths - 1
-    apart = _apart(drafter, width, params)
-    cache, drafter_state = _feed(target, drafter, *given, chunk, apart)
     state = states.initial_state(
         target, drafter, rule, params, tokens, lengths, cache, drafter_state, request
     )
-    if request.num_samples > 1:
-        state = jax.tree.map(lambda x: jnp.repeat(x, request.num_samples, axis=0), state)
-    return sharding.rows(dataclasses.replace(state, key=request.key))
+    return _read(target, drafter, rule, params, state, request, begin, min(chunk, width, capacity))
+
+
+def unanswered(
+    target, drafter, rule, capacity, params, request: DecodeInputs, chunk: int = PREFILL_CHUNK
+) -> State:
+    """``start`` without the first token: the first round drafts and judges it. A lossless rule
+    decides no token of ``start``, so this is how all tokens of a text are seen to obey it."""
+    nothing = dataclasses.replace(request, budget=jnp.zeros_like(request.budget))
+    return resumed(start(target, drafter, rule, capacity, params, nothing, chunk), request.budget)
+
+
+def resumed(state: State, budget: jax.Array) -> State:
+    """``state``, whose rows ended before their first token, with a budget int32 ``[B]``."""
+    budget = jnp.minimum(budget, state.tokens.shape[1] - state.length)
+    ended = jnp.where(budget > 0, states.RUNNING, states.SPENT)
+    return dataclasses.replace(state, budget=budget, ended=ended)
 
 
 def extend(target, drafter, rule, params, state: State, request: DecodeInputs) -> State:
     """Appends ``request.tokens`` to the rows of a state, and starts again with its settings.
 
-    The target reads only the root and these tokens, since the caches are kept. The caller must
-    refuse what does not fit into the buffer; ``request.inputs`` are those of the start.
+    The target reads only the root and these tokens, since the caches are kept, and emits the token
+    after them. The caller must refuse what does not fit into the buffer; ``request.inputs`` are
+    those of the start.
     """
     more, width = request.tokens, request.tokens.shape[1]
     capacity = state.tokens.shape[1]
@@ -93,66 +107,121 @@ def extend(target, drafter, rule, params, state: State, request: DecodeInputs) -
         f"{type(drafter).__name__}.sync: the state", drafter_state, state.drafter_state
     )
     begin, length = state.length - 1, state.length + request.lengths
-    chunk = min(PREFILL_CHUNK, width)
-    given = params, state.cache, drafter_state, tokens, begin, length - 1
-    apart = _apart(drafter, width, params)
-    cache, drafter_state = _feed(target, drafter, *given, chunk, apart)
     state = states.initial_state(
-        target, drafter, rule, params, tokens, length, cache, drafter_state, request
+        target, drafter, rule, params, tokens, length, state.cache, drafter_state, request
     )
-    return sharding.rows(dataclasses.replace(state, key=request.key))
+    chunk = min(PREFILL_CHUNK, width + 1)
+    return _read(target, drafter, rule, params, state, request, begin, chunk)
 
 
-def _apart(drafter, width: int, params: PyTree) -> bool:
-    """Whether the last of up to ``width`` tokens goes alone: where the drafter reads its features
-    and no others, those before it need little of the last layer."""
-    if not drafter.reads_last:
-        return False
-    return kernels.current().feeds_last_token_alone(width, _weights(params["target"]))
+def _read(
+    target, drafter, rule, params, state: State, request: DecodeInputs, begin, chunk: int
+) -> State:
+    """Reads the tokens from ``begin``, int32 ``[B]``, on, and emits the token after them.
 
-
-def _feed(target, drafter, params, cache, drafter_state, tokens, begin, end, chunk, apart):
-    """Shows the tokens at positions ``begin ... end - 1``, int32 ``[B]``, to target and drafter;
-    ``apart``: to the drafter the last one alone."""
-    feed = functools.partial(_piece, target, drafter, params, tokens)
-    rest = jnp.maximum(end - 1, begin) if apart else end
+    The pass over the last of them, 1 to ``chunk`` tokens, scores the root as well. A target that
+    gives no logits of single nodes reads the root alone, and so does one whose prompts have several
+    samples, each of which has another token after it.
+    """
+    samples = request.num_samples
+    last = chunk if target.picks_logits and samples == 1 else 1
+    rest = begin + (state.length - begin - 1) // last * last
 
     def chunks(index, carry):
         at = jnp.minimum(begin + index * chunk, rest)
-        cache, drafter_state = carry
-        return feed(cache, drafter_state, at, rest, chunk, unseen=apart)
+        cache, seen = carry
+        return _show(target, drafter, params, state.tokens, cache, seen, at, rest, chunk)
 
     count = (jnp.max(rest - begin) + chunk - 1) // chunk
-    cache, drafter_state = jax.lax.fori_loop(0, count, chunks, (cache, drafter_state))
-    return feed(cache, drafter_state, rest, end, 1) if apart else (cache, drafter_state)
-
-
-def _piece(target, drafter, params, tokens, cache, drafter_state, at, end, size, unseen=False):
-    """Shows at most ``size`` tokens from ``at`` on, before ``end``, int32 ``[B]``, to the target,
-    and unless they are ``unseen`` to the drafter."""
-    batch = len(tokens)
-    steps = jnp.arange(size, dtype=jnp.int32)
-    where = at[:, None] + steps
-    piece = jnp.take_along_axis(tokens, where, axis=1, mode="clip")
-    following = jnp.take_along_axis(tokens, where + 1, axis=1, mode="clip")
-    num = jnp.clip(end - at, 0, size)
-    topology = trees.chain_parents(size - 1)
-    draft = Draft(start=at, tokens=piece, scored=steps < num[:, None], topology=topology)
-    features = () if unseen else drafter.features
-    settings = dict(features=features, logits=False)
+    read = jax.lax.fori_loop(0, count, chunks, (state.cache, state.drafter_state))
+    state = dataclasses.replace(state, cache=read[0], drafter_state=read[1])
+    piece = _piece(state.tokens, rest, state.length, last)
+    root = state.length - 1 - rest
+    asked = dict(features=drafter.features, logits=root if last > 1 else True)
     with checks.missing_target_params(params, target), prompts.reading():
-        scores = checks.verified(target, params["target"], cache, draft, **settings)
-    path = jnp.broadcast_to(steps, piece.shape)
+        scores = checks.verified(target, params["target"], state.cache, piece, **asked)
+    if samples > 1:
+        repeat = functools.partial(jnp.repeat, repeats=samples, axis=0)
+        state, scores, root = jax.tree.map(repeat, (state, scores, root))
+        piece = _piece(state.tokens, state.length - 1, state.length, last)
+    state = dataclasses.replace(state, key=request.key)
+    return _answered(target, drafter, rule, params, state, piece, scores, root)
+
+
+def _answered(
+    target, drafter, rule, params, state: State, piece: Draft, scores: Scores, root
+) -> State:
+    """``state`` with the token after its root, which is node ``root``, int32 ``[B]``, of the end of
+    its prompt."""
+    batch, size = piece.tokens.shape
+    context = rounds.round_context(params, state)
+    alone = trees.chain_draft(context, jnp.zeros((batch, 0), jnp.int32))
+    judged = dataclasses.replace(scores, features=None, entries=None)
+    known = acceptance.named(rule)  # an approximate rule has a law of its own, also without a draft
+    exact = known is None or acceptance.exact(known, state.sampling.greedy)
+    judge = "auto" if exact else rule
+    full, logprobs = rounds.judged(judge, params, state, alone, judged, context)
+    verdict, emitted = truncate(alone, full, state)
+    steps = jnp.arange(size, dtype=jnp.int32)
+    num = root + 1 + verdict.count  # a row that emits nothing keeps its root unread
+    kept = Verdict(path=jnp.broadcast_to(steps, (batch, size)), count=num - 1, token=verdict.token)
+    cache = checks.committed(target, state.cache, scores.entries, piece.start, kept)
+    following = _tokens_at(state.tokens, piece.start + 1, size)
+    segment = Segment(
+        tokens=piece.tokens,
+        next=jnp.where(steps == root[:, None], emitted, following),
+        features=scores.features,
+        start=piece.start,
+        num=num,
+    )
+    drafter_state = _observed(drafter, params, state.drafter_state, segment)
+    after = rounds.emitted_state(params, state, full, verdict, emitted, logprobs)
+    return sharding.rows(dataclasses.replace(after, cache=cache, drafter_state=drafter_state))
+
+
+def _show(target, drafter, params, tokens, cache, drafter_state, at, end, size: int):
+    """Shows at most ``size`` tokens from ``at`` on, before ``end``, int32 ``[B]``, to the target,
+    and unless it reads the last of a prompt alone, to the drafter."""
+    piece = _piece(tokens, at, end, size)
+    features = () if drafter.reads_last else drafter.features
+    asked = dict(features=features, logits=False)
+    with checks.missing_target_params(params, target), prompts.reading():
+        scores = checks.verified(target, params["target"], cache, piece, **asked)
+    num = jnp.clip(end - at, 0, size)
     count = num - 1
     if scores.features is not None:  # the last layer's attention is read for them alone
         count = after(count, scores.features)
-    verdict = Verdict(path=path, count=count, token=jnp.full((batch,), -1, jnp.int32))
+    steps = jnp.arange(size, dtype=jnp.int32)
+    verdict = Verdict(
+        path=jnp.broadcast_to(steps, piece.tokens.shape), count=count, token=jnp.full_like(at, -1)
+    )
     kept = checks.committed(target, cache, scores.entries, at, verdict)
-    if unseen:
+    if drafter.reads_last:
         return kept, drafter_state
-    segment = Segment(tokens=piece, next=following, features=scores.features, start=at, num=num)
+    following = _tokens_at(tokens, at + 1, size)
+    segment = Segment(
+        tokens=piece.tokens, next=following, features=scores.features, start=at, num=num
+    )
+    return kept, _observed(drafter, params, drafter_state, segment)
+
+
+def _observed(drafter, params, state: PyTree, segment: Segment) -> PyTree:
+    """The drafter's state after a part of a prompt."""
     own = params.get("drafter")
     with checks.missing_params(params, drafter):
-        shown = drafter.observe(own, params["target"], drafter_state, segment)
-    checks.check_same(f"{type(drafter).__name__}.observe: the state", shown, drafter_state)
-    return kept, shown
+        shown = drafter.observe(own, params["target"], state, segment)
+    checks.check_same(f"{type(drafter).__name__}.observe: the state", shown, state)
+    return shown
+
+
+def _piece(tokens, at, end, size: int) -> Draft:
+    """At most ``size`` tokens from ``at`` on, before ``end``, int32 ``[B]``, as a chain."""
+    steps = jnp.arange(size, dtype=jnp.int32)
+    scored = steps < jnp.clip(end - at, 0, size)[:, None]
+    chain = trees.chain_parents(size - 1)
+    return Draft(start=at, tokens=_tokens_at(tokens, at, size), scored=scored, topology=chain)
+
+
+def _tokens_at(tokens, at, size: int):
+    where = at[:, None] + jnp.arange(size, dtype=jnp.int32)
+    return jnp.take_along_axis(tokens, where, axis=1, mode="clip")

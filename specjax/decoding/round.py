@@ -288,13 +288,7 @@ def draft_and_verify(
         return verify(target, params, state.cache, seen, features=drafter.features)
 
     def judge(draft, scores):
-        verdict = accept(rule, params, draft, scores, context, acceptance_keys(state))
-        said = None
-        if state.logprobs is not None:
-            p = TargetLaw(draft, required(scores.logits, "scores.logits"), context)
-            _, emitted = truncate(draft, verdict, state)
-            said = path_logprobs(p, state.logprobs_of, verdict.path, emitted)
-        return verdict, said
+        return judged(rule, params, state, draft, scores, context)
 
     if draft.guess is None:
         # The verdict is computed within the branches: logits that nothing reads afterwards
@@ -313,6 +307,17 @@ def draft_and_verify(
         verdict=verdict,
         logprobs=said,
     )
+
+
+def judged(rule, params, state: State, draft: Draft, scores: Scores, context: Context):
+    """The rule's verdict, and the logarithms of the emitted tokens' probabilities or None."""
+    verdict = accept(rule, params, draft, scores, context, acceptance_keys(state))
+    said = None
+    if state.logprobs is not None:
+        p = TargetLaw(draft, required(scores.logits, "scores.logits"), context)
+        _, emitted = truncate(draft, verdict, state)
+        said = path_logprobs(p, state.logprobs_of, verdict.path, emitted)
+    return verdict, said
 
 
 def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -> State:
@@ -342,14 +347,14 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
             features = jnp.take_along_axis(features, verdict.path[:, :, None], axis=1, mode="clip")
     # a round without a draft is shown to the drafter in the shapes of the others
     steps = max(drafter.depth + 1, verdict.path.shape[1])
-    verdict = dataclasses.replace(verdict, path=_filled(verdict.path, steps, 0))
-    emitted, fed = _filled(emitted, steps, -1), _filled(fed, steps, 0)
+    verdict = dataclasses.replace(verdict, path=filled_columns(verdict.path, steps, 0))
+    emitted, fed = filled_columns(emitted, steps, -1), filled_columns(fed, steps, 0)
     readout = drafter.readout(draft, scores)
     checks.check_readout(drafter, readout, len(root))
     segment = Segment(
         tokens=fed,
         next=emitted,
-        features=None if features is None else _filled(features, steps, 0),
+        features=None if features is None else filled_columns(features, steps, 0),
         start=root,
         num=num,
         round=(draft, verdict, readout),
@@ -357,34 +362,11 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
     own = params.get("drafter")
     with checks.missing_params(params, drafter):
         drafter_state = drafter.observe(own, params["target"], judged.proposed, segment)
-
-    # emitted tokens follow the root; column L does not exist, so other tokens are dropped
-    steps = jnp.arange(emitted.shape[1])
-    where = jnp.where(emitted >= 0, state.length[:, None] + steps, state.tokens.shape[1])
-    rows = jnp.arange(where.shape[0])[:, None]
-    from_draft = (steps < full.count[:, None]) & (emitted >= 0)
-    stopped = jnp.any(verdict.token[:, None] == state.stops, axis=1) & (num > 0)
-    # nothing to draw from, unless the row would have ended before
-    lost = (full.count >= 0) & (full.token < 0) & (num == full.count) & (state.budget > num)
-    lost &= ~stopped
-    budget = jnp.where(stopped | lost, 0, state.budget - num)
-    ended = jnp.where(stopped, STOPPED, jnp.where(lost, NO_TOKEN, SPENT))
-    processed, logprobs = state.processor_state, state.logprobs
-    if processed is not None:
-        processed = processors.advance_processor(
-            state.sampling.logits_processor, params.get("logits_processor"), processed, emitted
-        )
-    if logprobs is not None:
-        logprobs = logprobs.at[rows, where].set(judged.logprobs, mode="drop")
+    after = emitted_state(params, state, full, verdict, emitted, judged.logprobs)
+    from_draft = (jnp.arange(emitted.shape[1]) < full.count[:, None]) & (emitted >= 0)
+    rows, where = places(state, emitted)
     after = dataclasses.replace(
-        state,
-        tokens=state.tokens.at[rows, where].set(emitted, mode="drop"),
-        length=state.length + num,
-        budget=budget,
-        ended=jnp.where((state.budget > 0) & (budget == 0), ended, state.ended),
-        processor_state=processed,
-        logprobs=logprobs,
-        num_empty_rounds=jnp.where(num > 0, 0, state.num_empty_rounds + (state.budget > 0)),
+        after,
         cache=cache,
         drafter_state=drafter_state,
         from_draft=state.from_draft.at[rows, where].set(from_draft, mode="drop"),
@@ -393,7 +375,52 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
     return sharding.rows(after)
 
 
-def _filled(x: jax.Array, width: int, value: int) -> jax.Array:
+def places(state: State, emitted: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Row and column in ``state.tokens`` of tokens ``[B, T]`` that follow the root; column L, which
+    does not exist and is dropped, where they are -1."""
+    steps = jnp.arange(emitted.shape[1])
+    where = jnp.where(emitted >= 0, state.length[:, None] + steps, state.tokens.shape[1])
+    return jnp.arange(where.shape[0])[:, None], where
+
+
+def emitted_state(
+    params, state: State, full: Verdict, verdict: Verdict, emitted, logprobs
+) -> State:
+    """``state`` after the tokens ``emitted``, int32 ``[B, T]``: all but its caches and counters.
+
+    Args:
+      full: the rule's verdict.
+      verdict: the same, cut at stop tokens and the budget.
+      logprobs: float32 ``[B, T]`` of the emitted tokens, or None.
+    """
+    num = verdict.count + 1
+    rows, where = places(state, emitted)
+    stopped = jnp.any(verdict.token[:, None] == state.stops, axis=1) & (num > 0)
+    # nothing to draw from, unless the row would have ended before
+    lost = (full.count >= 0) & (full.token < 0) & (num == full.count) & (state.budget > num)
+    lost &= ~stopped
+    budget = jnp.where(stopped | lost, 0, state.budget - num)
+    ended = jnp.where(stopped, STOPPED, jnp.where(lost, NO_TOKEN, SPENT))
+    processed, said = state.processor_state, state.logprobs
+    if processed is not None:
+        processed = processors.advance_processor(
+            state.sampling.logits_processor, params.get("logits_processor"), processed, emitted
+        )
+    if said is not None:
+        said = said.at[rows, where].set(logprobs, mode="drop")
+    return dataclasses.replace(
+        state,
+        tokens=state.tokens.at[rows, where].set(emitted, mode="drop"),
+        length=state.length + num,
+        budget=budget,
+        ended=jnp.where((state.budget > 0) & (budget == 0), ended, state.ended),
+        processor_state=processed,
+        logprobs=said,
+        num_empty_rounds=jnp.where(num > 0, 0, state.num_empty_rounds + (state.budget > 0)),
+    )
+
+
+def filled_columns(x: jax.Array, width: int, value: int) -> jax.Array:
     """``[B, T, ...]`` with at least ``width`` columns."""
     spare = max(width - x.shape[1], 0)
     pads = ((0, 0), (0, spare), *[(0, 0)] * (x.ndim - 2))

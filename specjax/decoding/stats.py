@@ -11,11 +11,12 @@ from .._internal.pytree import pytree_dataclass, static
 
 @pytree_dataclass
 class Stats:
-    """Counters, each int32 with a leading row axis. Tokens after a stop are not counted.
+    """Counters of the rounds, each int32 with a leading row axis. Tokens after a stop are not
+    counted, nor is the first new token of a row, which the pass over the end of its prompt emits.
 
     Attributes:
       rounds: ``[B]``, passes of the target over the row, those that emit nothing included.
-      emitted: ``[B]``, new tokens.
+      emitted: ``[B]``, tokens of these rounds.
       drafted: ``[B]``, tokens that could have been accepted.
       accepted: ``[B]``, drafted tokens that were kept.
       passengers: ``[B]``, nodes that went through the passes and could not have been accepted: what
@@ -43,8 +44,9 @@ class Stats:
 
     @property
     def tau(self) -> float:
-        """Mean tokens emitted by a pass of the target, bonus or correction included."""
-        return float(np.sum(self.emitted) / max(1, np.sum(self.rounds)))
+        """Mean tokens emitted by a round, bonus or correction included; 1 where there was none."""
+        rounds = int(np.sum(self.rounds))
+        return float(np.sum(self.emitted) / rounds) if rounds else 1.0
 
     @property
     def acceptance(self) -> float:

@@ -43,7 +43,8 @@ def init_state(
     *,
     options: StateOptions,
 ) -> State:
-    """Reads the prompts and returns the state before the first round.
+    """Reads the prompts and returns the state before the first round, with the first token of each
+    row, which the pass over the end of its prompt emits.
 
     Args:
       tokens: int32 ``[B, T]``.

@@ -216,12 +216,6 @@ class Backend(abc.ABC):
         """Prompt tokens to feed at once where prompts arrive one by one."""
         return PREFILL_CHUNK
 
-    def feeds_last_token_alone(self, width: int, weights: Sequence) -> bool:
-        """Whether a pass of its own for the last of ``width`` prompt tokens is worth it, where a
-        drafter reads only that token's features of a model with these weights."""
-        del width, weights
-        return False
-
     def threads_wanted(self, num_devices: int) -> int | None:
         """Threads that ``num_devices`` devices of one process need; None: it does not matter."""
         del num_devices

@@ -13,7 +13,6 @@ from .xla import XlaBackend
 # of 32 takes at most a tenth longer than one of 256 where the weights stay in the cache, and a
 # token of 128 is as fast where they do not.
 SMALL_PREFILL_CHUNK, PREFILL_CHUNK = 32, 128
-LONG_PROMPT = 128  # prompt tokens from which the last one's features are worth a pass of its own
 # Threads that a virtual CPU device should have. XLA's threads run independent operations side by
 # side, and a collective that waits for other devices holds its thread: with one thread a device
 # (the default, where there are fewer cores) all can wait for operations that no thread is left to
@@ -83,10 +82,6 @@ class XlaCpuBackend(XlaBackend):
 
     def serving_chunk(self):
         return SMALL_PREFILL_CHUNK
-
-    def feeds_last_token_alone(self, width, weights):
-        """A pass is cheap beside the rest on a processor that has much to multiply."""
-        return width >= LONG_PROMPT
 
     def threads_wanted(self, num_devices):
         return None if num_devices == 1 else THREADS_PER_DEVICE * num_devices

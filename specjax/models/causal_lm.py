@@ -78,6 +78,7 @@ class CausalLM(CheckpointTarget, HeadTarget):
 
     config: DecoderConfig
     reads_vectors = True
+    picks_logits = True
 
     @property
     def num_layers(self) -> int:
@@ -239,7 +240,11 @@ class CausalLM(CheckpointTarget, HeadTarget):
             gates=gates,
             vectors=None if own is None else (own.table, own.index[:, since:]),
         )
-        out = self._logits(model, hidden, batch) if logits else None
+        if not isinstance(logits, bool):  # of one node of each row
+            states, own = hidden.reshape(len(hidden), batch, -1), (logits - since)[None, :, None]
+            hidden = jnp.take_along_axis(states, own, axis=2)[:, :, 0]
+        wanted = not isinstance(logits, bool) or logits
+        out = self._logits(model, hidden, batch) if wanted else None
         return Scores(logits=out, features=tapped, entries=fresh)
 
     def head(self, params, hidden: jax.Array, batch: int) -> jax.Array:

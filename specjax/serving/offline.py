@@ -57,6 +57,7 @@ class Progress:
       total: the number of prompts that are not broken.
       tokens: the number of tokens that this run has emitted.
       rounds: the number of rounds of this run, summed over rows.
+      firsts: how many of the tokens were the first of their row, which no round emits.
       seconds: seconds since the run began.
       earlier: the number of finished prompts that are from earlier runs.
     """
@@ -67,11 +68,12 @@ class Progress:
     rounds: int
     seconds: float
     earlier: int = 0
+    firsts: int = 0
 
     @property
     def tau(self) -> float:
         """τ, the mean number of tokens that a row emits per round."""
-        return self.tokens / max(1, self.rounds)
+        return (self.tokens - self.firsts) / self.rounds if self.rounds else 1.0
 
     @property
     def rate(self) -> float:
@@ -202,7 +204,8 @@ def _serve(lm, found, broken, file, batch, gather, progress, options: Options) -
                 if progress is not None:
                     spent = time.perf_counter() - begin
                     counts = work.tokens, work.rounds
-                    progress(Progress(len(done), len(found), *counts, spent, len(there)))
+                    rest = spent, len(there), work.firsts
+                    progress(Progress(len(done), len(found), *counts, *rest))
     except KeyboardInterrupt:
         finished = False
     return Served(

@@ -92,6 +92,7 @@ class Continuous:
     Attributes:
       tokens: the number of emitted tokens, summed over all rows.
       rounds: the number of rounds, summed over all rows.
+      firsts: how many of the tokens were the first of their row, which no round emits.
     """
 
     def __init__(
@@ -152,8 +153,8 @@ class Continuous:
                 [s.prompt.max_new_tokens if s else 0 for s in self._standing], np.int32
             ),
         )
-        self._done = [0, 0]  # tokens and rounds of finished rows
-        self.tokens = self.rounds = 0
+        self._done = [0, 0, 0]  # tokens, rounds and first tokens of finished rows
+        self.tokens = self.rounds = self.firsts = 0
 
     def run(self) -> Iterator[list[Row]]:
         """Yields the finished rows after each burst, until all prompts are finished."""
@@ -185,7 +186,7 @@ class Continuous:
         ``[B]``: the rows whose text has met a stop string."""
         tokens, said = np.asarray(state.tokens), report.tolist()
         found, over = [], np.zeros(self._batch, bool)
-        self.tokens, self.rounds = self._done
+        self.tokens, self.rounds, self.firsts = self._done
         for row, standing in enumerate(self._standing):
             if standing is None:
                 continue
@@ -195,6 +196,7 @@ class Continuous:
             standing.tokens = tokens[row, :length]
             self.tokens += length - begin
             self.rounds += counts[0]
+            self.firsts += length > begin
             if prompt.stop_strings or ended:
                 standing.said += text.push(tokens[row, begin + text.num : length])
             over[row] = text.over
@@ -214,6 +216,7 @@ class Continuous:
                 self._work.session.add(prompt.tokens, found[-1].tokens)
             self._done[0] += text.num
             self._done[1] += counts[0]
+            self._done[2] += text.num > 0
             self._standing[row] = None
         return found, over
 

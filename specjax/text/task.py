@@ -12,7 +12,7 @@ import numpy as np
 from .. import acceptance, sharding
 from ..decoding import continuous_batching, loop
 from ..decoding.inputs import DecodeInputs
-from ..decoding.prefill import PREFILL_CHUNK
+from ..decoding.prefill import PREFILL_CHUNK, resumed
 from ..decoding.round import draft_and_verify
 from ..decoding.state import State
 from ..drafters.adaptive import Adaptive
@@ -55,11 +55,17 @@ class GenerationTask:
     session: Session | None = None
 
     def start(self) -> State:
-        """Reads the prompts and returns the state after them."""
+        """Reads the prompts and returns the state after their first tokens."""
         objects = self.lm.target, self.drafter, self.rule
         with sharding.using(self.lm.mesh, self.lm.params):
             request = self.asked(self.request)
             return loop.jit_start(*objects, self.capacity, self.params, request, self.chunk)
+
+    def unanswered(self) -> State:
+        """Reads the prompts and returns the state before their first tokens, which ``start`` emits:
+        see ``prefill.unanswered``."""
+        nothing = self.asking(budget=np.zeros(self.request.budget.shape, np.int32))
+        return resumed(nothing.start(), self.request.budget)
 
     def burst(self, rounds: int, state: State) -> State:
         """Runs at most ``rounds`` rounds and returns the state after them.

@@ -37,8 +37,9 @@ def trace(lm: LM, prompt: str | Sequence[int] | None = None, *, options: TraceOp
     """Continues one prompt as ``specjax.generate`` does, and records every round.
 
     The rounds are those of ``generate``, with the same functions and the same keys, so the text is
-    the same. They are run one by one, and the laws are computed at every node, so the time of a
-    trace says nothing about the speed of decoding.
+    the same. The first one recorded is the pass over the end of the prompt, which emits the first
+    token without a draft. Rounds are run one by one, and the laws are computed at every node, so
+    the time of a trace says nothing about the speed of decoding.
 
     Args:
       lm: the target, from ``specjax.load``.
@@ -59,7 +60,7 @@ def trace(lm: LM, prompt: str | Sequence[int] | None = None, *, options: TraceOp
     Example::
 
         traced = specjax.trace(lm, "def f(x):", sampling=specjax.Sampling(temperature=1.0))
-        print(traced.rounds[0].nodes[1])  # Node(token=..., p=0.31, q=0.42, status='rejected', ...)
+        print(traced.rounds[1].nodes[1])  # Node(token=..., p=0.31, q=0.42, status='rejected', ...)
         traced.save("trace.html")
     """
     rounds = options.rounds
@@ -75,11 +76,16 @@ def trace(lm: LM, prompt: str | Sequence[int] | None = None, *, options: TraceOp
     text = RowText(lm.tokenizer, work.prompts[0], work.stop_strings[0])
     recorded, pieces, interrupted = [], [], False
     with sharding.using(lm.mesh, lm.params), sharding.peers():
-        state = work.start()
+        state, before = work.start(), work.unanswered()
         objects = lm.target, work.drafter, work.rule
         try:
             rounds_of_row = record_rounds(
-                *objects, work.params, state, spell, refreshed=lambda now: _refreshed(work, now)
+                *objects,
+                work.params,
+                state,
+                spell,
+                refreshed=lambda now: _refreshed(work, now),
+                before=before,
             )
             for one, _ in rounds_of_row:
                 fresh = _pieces(lm, text, one.emitted)

@@ -29,6 +29,7 @@ from ..decoding.round import (
     round_keys,
 )
 from ..decoding.state import ENDED, State
+from ..drafters.plain import Plain
 from ..types import POINT_MASS, ROOT, Draft, PyTree, Verdict
 from . import explain
 
@@ -155,6 +156,23 @@ class RoundArrays:
     rule: object = static()
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def recorded_answer(target, params, state: State, token: jax.Array) -> RoundArrays:
+    """Records the choice of the first token, which the pass over the end of the prompt emits.
+
+    Args:
+      target, params: see ``specjax.decode``.
+      state: a state whose root is the last token of the prompt, see ``prefill.unanswered``.
+      token: int32 ``[B]``, the token that was emitted; -1 where there was none.
+    """
+    plain = Plain()
+    state = dataclasses.replace(state, drafter_state=())
+    verified = draft_and_verify(target, plain, "auto", params, state)
+    verdict = dataclasses.replace(verified.verdict, token=token)
+    verified = dataclasses.replace(verified, verdict=verdict)
+    return _arrays("auto", params, verified, token[:, None], round_keys(state, ACCEPT))
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def run_recorded_round(target, drafter, rule, params, state: State) -> tuple[State, RoundArrays]:
     """Runs one round of the loop and records it.
@@ -223,6 +241,7 @@ def record_rounds(
     spell: Callable[[int], object] = str,
     row: int = 0,
     refreshed: Callable[[State], PyTree] | None = None,
+    before: State | None = None,
 ) -> Iterator[tuple[Round, State]]:
     """Runs rounds until one row has ended, and records each round of this row.
 
@@ -232,10 +251,18 @@ def record_rounds(
       spell: returns the text of a token id for the sentences.
       row: index of the recorded row; the other rows are decoded along with it.
       refreshed: returns ``params`` for the round that begins at a state; None: they stay.
+      before: the same state before the first token, see ``prefill.unanswered``; the pass that
+        emitted it is then recorded first, as a round without a draft. None: it is not recorded.
 
     Yields:
       the record of each round of the row, and the state after that round.
     """
+    if before is not None and int(sharding.gather(state.length - before.length)[row]):
+        token = jnp.take_along_axis(state.tokens, before.length[:, None], axis=1, mode="clip")[:, 0]
+        token = jnp.where(state.length > before.length, token, -1)
+        arrays = recorded_answer(target, params, before, token)
+        arrays, ended = sharding.gather((arrays, state.ended))
+        yield _round(arrays, row, spell, ENDED[int(ended[row])]), state
     while int(sharding.gather(state.budget)[row]) > 0:
         params = params if refreshed is None else refreshed(state)
         state, arrays = run_recorded_round(target, drafter, rule, params, state)

@@ -62,8 +62,9 @@ class Trace:
 
     @property
     def tau(self) -> float:
-        """Acceptance length τ: mean number of tokens emitted per target pass."""
-        return len(self.tokens) / max(1, len(self.rounds))
+        """Acceptance length τ: mean number of tokens that a round emits. The first of ``rounds``,
+        the pass over the end of the prompt, which has no draft, is left out."""
+        return (len(self.tokens) - 1) / (len(self.rounds) - 1) if len(self.rounds) > 1 else 1.0
 
     def save(self, file: str | os.PathLike) -> int:
         """Writes the trace as one HTML page, which needs no network and no other file.

@@ -29,6 +29,9 @@ class Target(abc.ABC):
         for a model that reads nothing but its prompt.
       parts: the targets that this one is made of, if any.
       reads_vectors: whether ``verify`` reads ``Draft.vectors``.
+      picks_logits: whether ``verify`` takes, as ``logits``, int32 ``[B]``, one node of each row,
+        and returns the logits ``[B, 1, V]`` of these nodes alone. Where it does, the pass over the
+        end of a prompt emits the first token; elsewhere that takes a pass of its own.
       stages: the number of devices of the mesh axis ``stage`` over which the layers are divided; 1:
         each device has all layers.
       cache_window: how many of the last tokens a cache for drafting keeps, beside sinks, where it
@@ -59,6 +62,7 @@ class Target(abc.ABC):
     reads: str | None = None
     parts: tuple[Target, ...] = ()
     reads_vectors: bool = False
+    picks_logits: bool = False
     cache_window: int | None = None
     stages: int = 1
 
@@ -87,7 +91,7 @@ class Target(abc.ABC):
         features: tuple[int, ...] = (),
         since: int = 0,
         entries: PyTree = None,
-        logits: bool = True,
+        logits: bool | jax.Array = True,
     ) -> Scores:
         """Scores nodes ``since:`` of a draft in one pass. Reads the cache, never writes it.
 
@@ -102,10 +106,12 @@ class Target(abc.ABC):
             Face (0: the embeddings; the last: normed); empty: none.
           since: the number of leading nodes that went through an earlier pass.
           entries: of those nodes, as the earlier pass returned them; None where ``since`` is 0.
-          logits: whether logits are needed; where False, ``Scores.logits`` is None.
+          logits: whether logits are needed; where False, ``Scores.logits`` is None. A target whose
+            ``picks_logits`` is True also takes int32 ``[B]``, one node of each row.
 
         Returns:
-          ``Scores`` with logits float32 ``[B, N - since, V]``, features ``[B, N - since, F]`` (F:
+          ``Scores`` with logits float32 ``[B, N - since, V]``, or ``[B, 1, V]`` of the nodes that
+          ``logits`` names, features ``[B, N - since, F]`` (F:
           all asked hidden states side by side) or None, and the entries of ALL nodes, those of
           ``entries`` first.
         """

@@ -215,8 +215,8 @@ def test_a_node_that_is_not_scored_takes_no_expert_and_changes_nothing(monkeypat
 
 
 def test_padding_and_finished_rows_take_no_expert(monkeypatch):
-    """A prompt of 3 tokens beside one of 9, then a row that emits one token beside one that emits
-    four: as many tokens are routed as there are, in every layer."""
+    """A prompt of 3 tokens beside one of 9, then a row that has ended beside one that emits
+    three more: as many tokens are routed as there are, in every layer."""
     seen, mix = [], moe.mix
 
     def counting(activation, x, index, *rest):
@@ -234,7 +234,7 @@ def test_padding_and_finished_rows_take_no_expert(monkeypatch):
         max_new_tokens=np.asarray([1, 4], np.int32),
     )
     jax.effects_barrier()
-    read, rounds = [8 + 2], [2, 1, 1, 1]
+    read, rounds = [9 + 3], [1, 1, 1]
     assert sorted(seen) == sorted((read + rounds) * CONFIG.num_layers)
 
 

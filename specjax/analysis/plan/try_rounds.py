@@ -66,7 +66,8 @@ def _carries_state(work: GenerationTask) -> bool:
 
 
 def try_rounds(work: GenerationTask, state: State) -> AcceptanceRecord:
-    """Tries a round of a request from every position of its text.
+    """Tries a round of a request from every position of its text after the first token, which the
+    pass over the end of the prompt emits.
 
     Positions are tried from the last to the first, because a round reads only the text and the
     entries of the caches before its root, and writes after them. This holds for drafters whose
@@ -83,8 +84,8 @@ def try_rounds(work: GenerationTask, state: State) -> AcceptanceRecord:
     """
     if isinstance(work.drafter, HeadDrafter):
         return _try_in_order(work, state)
-    begins = np.asarray([len(prompt) for prompt in work.prompts])
-    ends = np.asarray(state.length) - begins  # new tokens of each row
+    begins = np.asarray([len(prompt) for prompt in work.prompts]) + 1
+    ends = np.asarray(state.length) - begins  # tokens of each row's rounds
     depth, batch = work.drafter.depth, len(begins)
     proposed = np.zeros((batch, ends.max()), np.int64)
     accepted = np.zeros_like(proposed)
@@ -113,7 +114,7 @@ def _try_in_order(work: GenerationTask, state: State) -> AcceptanceRecord:
     At each position a whole round is tried on a copy of the state, and a round with a budget of one
     token continues the text. Above temperature 0 the tokens are drawn anew.
     """
-    ends = np.asarray(state.length) - [len(prompt) for prompt in work.prompts]
+    ends = np.asarray(state.length) - [len(prompt) + 1 for prompt in work.prompts]
     proposed = np.zeros((len(ends), ends.max()), np.int64)
     accepted = np.zeros_like(proposed)
     state = work.start()

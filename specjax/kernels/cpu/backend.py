@@ -125,14 +125,6 @@ class CpuBackend(XlaCpuBackend):
             return interface.PREFILL_CHUNK if opened else PREFILL_CHUNK  # opened once a chunk
         return super().prefill_chunk(weights)
 
-    def feeds_last_token_alone(self, width, weights):
-        """Not where tiles read prompts: a token alone has other last bits than beside others, and
-        plain decoding would read it beside others."""
-        held = any(map(quantized.is_quantized, weights))
-        half = all(w.dtype == _BFLOAT16 for w in weights)
-        tiles = library.has_tiles() and (held or half) and not fixed_bits()
-        return super().feeds_last_token_alone(width, weights) and not tiles
-
     def argmax(self, x):
         return calls.argmax(x) if x.dtype == jnp.float32 else super().argmax(x)
 
