@@ -5,6 +5,7 @@ import functools
 
 import jax
 import numpy as np
+from starts import begun
 
 import specjax
 from specjax import Sampling
@@ -21,7 +22,7 @@ def advanced(target, drafter, rule, params, state):
 
 def drawn_rounds(target, drafter, params, prompts, lengths, num):
     """Yields ``(state before the round, draft)``, on the host, of ``num`` rounds."""
-    state = specjax.init_state(
+    state = begun(
         target,
         drafter,
         params,

@@ -12,6 +12,7 @@ unanswered = jax.jit(prefill.unanswered, static_argnums=(0, 1, 2, 3, 6))
 def begun(target, drafter, params, tokens, lengths, *, key, max_new_tokens, **settings):
     """As ``specjax.init_state``, without the first token."""
     sampling, capacity = settings.get("sampling", Sampling()), settings.get("capacity")
+    rule = settings.get("rule", "auto")
     given = target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, ()
     request, slots = prepare_inputs(*given)
-    return unanswered(target, drafter, "auto", slots, params, request)
+    return unanswered(target, drafter, rule, slots, params, request)
