@@ -181,7 +181,7 @@ def side_by_side(
         return [theirs.generate(method, ids, new, num_draft) for ids in requests]
 
     def first(method):
-        """Runs up to the end of the first round, whose time is subtracted."""
+        """Runs up to the first token, whose time is subtracted."""
         if method in ours:
             return [w.start().length for w in ours[method]]
         models = ["hf plain", "hf draft"] if method == "hf assisted" else ["hf plain"]

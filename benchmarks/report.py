@@ -13,7 +13,7 @@ READING = """\
 Each ratio compares speculative with plain decoding of the same target in the same run; above 1
 speculation is faster. Both are compiled by this package and run in turn, pair by pair. The interval
 covers about 95 %: over the repeated runs of one text, or over the prompts for real text. τ, the
-acceptance length, is the number of tokens emitted per pass of the target; it is 1.00 where a
+acceptance length, is the number of tokens emitted per round; it is 1.00 where a
 drafter found nothing to propose. Rates are medians with their quartiles. *Synthetic* means random
 weights and a drafter whose agreement with the target was set and not trained: speed and τ are real,
 the text is not."""

@@ -158,7 +158,7 @@ def decode(
     seconds = timing.alternate(calls, repetitions=repetitions, warmup=1)
     rates += [bench.bandwidth()] if parts else []
 
-    later = new - 1  # the first token is that of the prompt's pass
+    later = new - read  # reading the prompt emits the first token
     emitted = batch * later
     step = np.median(seconds["plain"]) / later
     used = timing.weight_bytes(made.target) + _entries(works["plain"], context + new // 2)

@@ -13,6 +13,7 @@ def begun(target, drafter, params, tokens, lengths, *, key, max_new_tokens, **se
     """As ``specjax.init_state``, without the first token."""
     sampling, capacity = settings.get("sampling", Sampling()), settings.get("capacity")
     rule = settings.get("rule", "auto")
+    assert {*settings} <= {"sampling", "capacity", "rule"}, settings
     given = target, drafter, tokens, lengths, key, max_new_tokens, sampling, capacity, ()
     request, slots = prepare_inputs(*given)
     return unanswered(target, drafter, rule, slots, params, request)

@@ -103,13 +103,13 @@ class WrongBonus(Coupled):
     name = "wrong bonus"
 
     def check(self, draft, greedy):
-        if draft.topology != trees.chain_parents(3):
+        if draft.num_nodes > 1 and draft.topology != trees.chain_parents(3):
             raise ValueError("rule='wrong bonus' judges chains of 3")
 
     def __call__(self, params, draft, target_law, draft_law, key):
         found = super().__call__(params, draft, target_law, draft_law, key)
-        token = jnp.where(found.count == draft.num_nodes - 1, 0, found.token)
-        return dataclasses.replace(found, token=token)
+        whole = (found.count == draft.num_nodes - 1) & (draft.num_nodes > 1)
+        return dataclasses.replace(found, token=jnp.where(whole, 0, found.token))
 
 
 class DeepFault(type(RULES["rejection"])):

@@ -18,6 +18,7 @@ from specjax import Sampling
 from specjax.analysis import sampled_law
 from specjax.decoding import loop, prefill, reference, round
 from specjax.decoding.inputs import prepare_inputs
+from specjax.decoding.state import ENDED
 from specjax.drafters.medusa import Medusa, MedusaConfig
 from specjax.models import Decoder
 from specjax.models.causal_lm import CausalLM
@@ -164,3 +165,37 @@ def test_samples_of_one_prompt_have_first_tokens_of_their_own():
     )
     assert np.array_equal(many.tokens, each.tokens)
     assert len({int(many.tokens[row, 3]) for row in range(6)}) > 1
+
+
+def test_a_first_token_that_stops_a_row_ends_it_without_a_round():
+    drafter, weights, _ = cases(MODEL, PARAMS)["draft"]
+    params, prompts = {"target": PARAMS, "drafter": weights}, np.asarray([PROMPT, PROMPT[::-1]])
+    settings = dict(key=jax.random.key(0), max_new_tokens=4)
+    free = specjax.decode(MODEL, drafter, params, prompts, np.asarray([5, 5]), **settings)
+    stop = int(free.tokens[0, 5])
+    out = specjax.decode(
+        MODEL, drafter, params, prompts, np.asarray([5, 5]), stops=[stop], **settings
+    )
+    assert int(out.lengths[0]) == 6 and ENDED[int(out.ended[0])] == "stop"
+    assert int(out.stats.rounds[0]) == 0 and int(out.stats.emitted[0]) == 0
+    one = specjax.decode(
+        MODEL, drafter, params, prompts, np.asarray([5, 5]), **settings | {"max_new_tokens": 1}
+    )
+    assert one.lengths.tolist() == [6, 6] and one.stats.tau == 1.0
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_a_text_of_shared_noise_goes_on_from_its_first_token(rule):
+    """Noise that depends on the position alone: a prompt with the first token has the same rest."""
+    drafter, weights, _ = cases(MODEL, PARAMS)["draft"]
+    params, keys = {"target": PARAMS, "drafter": weights}, jax.random.split(jax.random.key(3), 40)
+    settings = dict(key=keys, sampling=WARM, rule=rule, capacity=16)
+    prompts = np.tile(np.asarray([PROMPT], np.int32), (40, 1))
+    out = specjax.decode(
+        MODEL, drafter, params, prompts, np.full(40, 5), max_new_tokens=6, **settings
+    )
+    longer = np.asarray(out.tokens)[:, :6]
+    again = specjax.decode(
+        MODEL, drafter, params, longer, np.full(40, 6), max_new_tokens=5, **settings
+    )
+    assert np.array_equal(out.tokens, again.tokens) == (rule == "coupled")

@@ -244,15 +244,15 @@ def test_the_tree_chosen_is_the_best_of_all_by_what_rounds_cost_in_the_loop(
     def whole(shape):
         """Seconds of ``new`` tokens, by the law that the clock follows."""
         if shape is None:
-            return start + new * (passes[1] + rest)
+            return start + (new - 1) * (passes[1] + rest)
         one = np.interp(shape.num_nodes, [*passes], [*passes.values()]) + rest
         one += level * shape.depth + node * (shape.num_nodes - 1)
-        return start + new / tree_search.expected_tokens(shape, rates) * one
+        return start + (new - 1) / tree_search.expected_tokens(shape, rates) * one
 
     def run_once(shape):
         rounds = SimpleNamespace(stats=SimpleNamespace(rounds=np.asarray([10])))
         each = 1.0 if shape is None else tree_search.expected_tokens(shape, rates)
-        return start, (whole(shape) - start) / new * each * 10, rounds
+        return start, (whole(shape) - start) / (new - 1) * each * 10, rounds
 
     monkeypatch.setattr(tree_timing.timing, "timed_run", run_once)
     monkeypatch.setattr(tree_timing, "prepare", lambda lm, prompt, options: options.drafting.tree)

@@ -216,4 +216,4 @@ def union_tau(teacher, shape, trained, tokens, lengths, config: BoostConfig) -> 
     params = {"target": teacher.params, "drafter": weights}
     sizes = dict(batch=config.distill.decoding.batch, new_tokens=config.distill.decoding.new_tokens)
     found = decoding.decode_all(teacher, drafter, params, tokens, lengths, **sizes)
-    return float(found["emitted"].sum() / max(found["rounds"].sum(), 1))
+    return decoding.tau_of(found)[0]

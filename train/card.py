@@ -185,7 +185,7 @@ def _figures(facts: dict) -> str:
         row = f"| {name} | {d['prompts']} | {d['tau']:.2f} | {d['low']:.2f} to {d['high']:.2f} "
         lines.append(f"{row}| {kept} |")
     words = (
-        "τ is the number of tokens emitted per target pass, the bonus token included. These "
+        "τ is the number of tokens emitted per round, the bonus token included. These "
         f"weights drafted {facts['drafter']['num_draft']} tokens per round and decoded "
         f"{facts['new_tokens']} new tokens per prompt, greedily."
     )

@@ -114,7 +114,7 @@ def run(config: CompareConfig, *, dry_run: bool = False) -> None:
         both = {"target": lm.params, "drafter": heads.params}
         found = decode_all(lm, drafter, both, *prompts, **how)
         tau, low, high = tau_of(found)
-        shares = found["accepted_at"].sum(axis=0) / found["rounds"].sum()
+        shares = found["accepted_at"].sum(axis=0) / max(found["rounds"].sum(), 1)
         weights = sum(x.size for x in jax.tree.leaves(heads.params))
         lines.append(
             f"| {drafter.name} | {weights:,} | {tree} | {drafter.num_draft} "

@@ -13,6 +13,7 @@ import numpy as np
 
 import specjax
 from specjax import sharding
+from specjax.decoding.stats import tau_of as mean_emitted
 from specjax.models.placement import check_divides
 from specjax.sharding import DATA, MODEL
 from specjax.types import Drafter
@@ -94,9 +95,9 @@ def tau_of(found: dict[str, np.ndarray]) -> tuple[float, float, float]:
     """Returns τ and the ends of its 95 % interval, from resampled prompts."""
     rng, count = np.random.default_rng(0), len(found["rounds"])
     picks = rng.integers(0, count, (RESAMPLES, count))
-    taus = found["emitted"][picks].sum(axis=1) / found["rounds"][picks].sum(axis=1)
-    tau = found["emitted"].sum() / found["rounds"].sum()
-    return (float(tau), *(float(x) for x in np.quantile(taus, [0.025, 0.975])))
+    taus = [mean_emitted(found["emitted"][pick], found["rounds"][pick]) for pick in picks]
+    tau = mean_emitted(found["emitted"], found["rounds"])
+    return (tau, *(float(x) for x in np.quantile(taus, [0.025, 0.975])))
 
 
 def names(sets: Mapping[str, Prompts]) -> list[str]:
@@ -141,7 +142,7 @@ def make_decoded(
             sizes = dict(batch=config.batch, new_tokens=config.new_tokens, mesh=mesh)
             found = decode_all(lm, drafter, both, *prompts, **sizes)
             rounds = max(found["rounds"].sum(), 1)
-            measured[f"{prefix}decoded_tau"] = float(found["emitted"].sum() / rounds)
+            measured[f"{prefix}decoded_tau"] = mean_emitted(found["emitted"], found["rounds"])
             for depth, kept in enumerate(found["accepted_at"].sum(axis=0), 1):
                 measured[f"{prefix}{KEPT}{depth}"] = float(kept / rounds)
         return measured

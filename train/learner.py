@@ -65,7 +65,7 @@ class LawRecorder(ChainDrafter):
       top_k: the number of tokens that are kept of each law.
       keep: the positions whose laws are recorded. ``rejected``: those after which tokens were
         proposed and another one was emitted; ``judged``: all that were verified, also those of
-        accepted tokens.
+        accepted tokens. The first token of a text, which no round emits, has none.
 
     Lossless: yes, as ``inner`` is.
     """

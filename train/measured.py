@@ -70,7 +70,7 @@ def measure(
     for prefix, prompts in sets.items():
         found = decode_all(lm, drafter, both, *prompts, **sizes)
         tau, low, high = tau_of(found)
-        rounds = found["rounds"].sum()
+        rounds = max(found["rounds"].sum(), 1)
         domains[prefix.rstrip("/") or MAIN] = {
             "tau": tau,
             "low": low,

@@ -102,7 +102,7 @@ def html(folder: Path, rows: list[dict], settings: dict, panels: list[charts.Pan
     domains, bars = facts.get("domains") or {}, None
     if domains:
         values = {name: (d["tau"], d["low"], d["high"]) for name, d in domains.items()}
-        label = "tokens per target pass (τ); lines: 95 % intervals over the prompts"
+        label = "tokens per round (τ); lines: 95 % intervals over the prompts"
         size = 7.2, 0.9 + 0.4 * len(values)
         bars = charts.svg(lambda axes: charts.bars(axes, values, label), "domains", size)
     text = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
@@ -145,7 +145,7 @@ def tiles(rows: list[dict], settings: dict, facts: dict) -> list[Tile]:
     """Returns the tiles of the most important figures, as far as they are known."""
     found, steps = [], max(row["step"] for row in rows) if rows else 0
     for name, domain in (facts.get("domains") or {}).items():
-        words = f"tokens per target pass; {name}, {domain['prompts']} prompts, greedy"
+        words = f"tokens per round; {name}, {domain['prompts']} prompts, greedy"
         found.append(Tile("acceptance length τ", f"{domain['tau']:.2f}", words))
         break  # the others are in the table
     best = [c for c in ways(facts.get("plan")) if c["drafter"] != "plain"]

@@ -300,7 +300,7 @@ def make_decoded(config: SpecDecTrainingConfig, teacher: models.LM, drafter: Spe
         asked = dict(drafter=drafter, drafter_params=params, max_new_tokens=room, **given)
         greedy = specjax.Sampling(temperature=0.0)
         stats = specjax.generate(teacher, prompts, sampling=greedy, **asked).stats
-        return {DECODED: float(stats.emitted.sum() / max(stats.rounds.sum(), 1))}
+        return {DECODED: stats.tau}
 
     return decoded
 

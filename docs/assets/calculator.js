@@ -45,7 +45,7 @@ function calculate(given) {
       cost,
       speedup: tokens / cost,
       whole_speedup: (reading + later * plain * pass_seconds) / seconds,
-      ttft: read,
+      ttft: read || round,
       tpot: round / tokens,
       seconds,
       throughput: (batch * new_tokens) / seconds,

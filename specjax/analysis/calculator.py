@@ -49,7 +49,7 @@ class Outlook:
       cost: the cost of a round, in rounds of plain decoding at the same batch size.
       speedup: the speed of the rounds, in that of plain decoding at the same batch size.
       whole_speedup: the same for whole requests, which include reading the prompt.
-      ttft: seconds until the first token: reading the prompt.
+      ttft: seconds until the first token: reading the prompt, or without one a round.
       tpot: seconds per token of a row while rounds run.
       seconds: seconds of a whole request.
       throughput: emitted tokens per second of whole requests, over all rows.
@@ -207,7 +207,7 @@ class _Machine:
             cost=cost,
             speedup=tokens / cost,
             whole_speedup=plain_seconds / seconds,
-            ttft=read,
+            ttft=read or cost * costs.unit,
             tpot=cost * costs.unit / tokens,
             seconds=seconds,
             throughput=self.batch * self.new_tokens / seconds,

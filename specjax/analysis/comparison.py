@@ -281,4 +281,5 @@ def whole_rate(work: GenerationTask, seed: int = 0) -> float:
     begin = time.perf_counter()
     state = work.burst(work.capacity, work.start())
     jax.block_until_ready(state.length)
-    return float(np.sum(state.length - state.begin)) / (time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    return float(np.sum(np.asarray(state.length) - np.asarray(state.begin))) / seconds

@@ -33,7 +33,7 @@ class RuleQuality:
     Attributes:
       rule: the name of the rule; ``plain`` for plain decoding, the baseline.
       approximate: why the law is not the target's law; empty if it is.
-      tau: tokens emitted per pass of the target.
+      tau: tokens emitted per round.
       loglik: mean ``log p`` (nats) of the emitted tokens, by the target at temperature 1.
       best: share of emitted tokens that are the target's most probable one, in [0, 1].
       rank: mean number of tokens that are more probable than the emitted one.

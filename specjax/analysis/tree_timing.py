@@ -40,7 +40,7 @@ class RunSeconds:
 
     def seconds(self, tokens: int, each: float) -> float:
         """Returns the seconds for ``tokens`` new tokens, with ``each`` tokens per round."""
-        return self.start + self.round * tokens / each
+        return self.start + self.round * (tokens - 1) / each  # reading emits the first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ def time_trees(
         for _ in range(TURNS):
             for shape, work in jobs.items():
                 start, run, state = timing.timed_run(work)
-                spent[shape].append((start, run / int(np.max(state.stats.rounds))))
+                spent[shape].append((start, run / max(1, int(np.max(state.stats.rounds)))))
         return {shape: RunSeconds(*np.min(spent[shape], axis=0)) for shape in jobs}
 
     def beyond(runs) -> tuple[float, float]:

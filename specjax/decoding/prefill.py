@@ -33,10 +33,19 @@ def _weights(params: PyTree) -> list:
 
 
 def start(
-    target, drafter, rule, capacity, params, request: DecodeInputs, chunk: int = PREFILL_CHUNK
+    target,
+    drafter,
+    rule,
+    capacity,
+    params,
+    request: DecodeInputs,
+    chunk: int = PREFILL_CHUNK,
+    hidden: bool = True,
 ) -> State:
     """Fills the caches from the prompts, in chunks that bound the memory, and emits the token after
     each prompt, for which the pass over its end has the logits.
+
+    ``hidden``: whether a drafter that ``reads_last`` sees only the end of a prompt.
 
     With ``request.num_samples`` above 1 each prompt is read once; its row is then repeated, with a
     key of its own for each sample.
@@ -60,7 +69,8 @@ def start(
     state = states.initial_state(
         target, drafter, rule, params, tokens, lengths, cache, drafter_state, request
     )
-    return _read(target, drafter, rule, params, state, request, begin, min(chunk, width, capacity))
+    chunk = min(chunk, width, capacity)
+    return _read(target, drafter, rule, params, state, request, begin, chunk, hidden)
 
 
 def unanswered(
@@ -69,11 +79,14 @@ def unanswered(
     """``start`` without the first token: the first round drafts and judges it. A lossless rule
     decides no token of ``start``, so this is how all tokens of a text are seen to obey it."""
     nothing = dataclasses.replace(request, budget=jnp.zeros_like(request.budget))
-    return resumed(start(target, drafter, rule, capacity, params, nothing, chunk), request.budget)
+    state = start(target, drafter, rule, capacity, params, nothing, chunk, hidden=False)
+    return resumed(state, request.budget)
 
 
 def resumed(state: State, budget: jax.Array) -> State:
-    """``state``, whose rows ended before their first token, with a budget int32 ``[B]``."""
+    """``state``, whose rows ended before their first token, with the budget int32 ``[B]`` of each
+    prompt."""
+    budget = jnp.repeat(budget, len(state.length) // len(budget))
     budget = jnp.minimum(budget, state.tokens.shape[1] - state.length)
     ended = jnp.where(budget > 0, states.RUNNING, states.SPENT)
     return dataclasses.replace(state, budget=budget, ended=ended)
@@ -115,7 +128,15 @@ def extend(target, drafter, rule, params, state: State, request: DecodeInputs) -
 
 
 def _read(
-    target, drafter, rule, params, state: State, request: DecodeInputs, begin, chunk: int
+    target,
+    drafter,
+    rule,
+    params,
+    state: State,
+    request: DecodeInputs,
+    begin,
+    chunk: int,
+    hidden=True,
 ) -> State:
     """Reads the tokens from ``begin``, int32 ``[B]``, on, and emits the token after them.
 
@@ -130,7 +151,9 @@ def _read(
     def chunks(index, carry):
         at = jnp.minimum(begin + index * chunk, rest)
         cache, seen = carry
-        return _show(target, drafter, params, state.tokens, cache, seen, at, rest, chunk)
+        unseen = hidden and drafter.reads_last
+        given = target, drafter, params, state.tokens, cache, seen
+        return _show(*given, at, rest, chunk, unseen)
 
     count = (jnp.max(rest - begin) + chunk - 1) // chunk
     read = jax.lax.fori_loop(0, count, chunks, (state.cache, state.drafter_state))
@@ -157,9 +180,7 @@ def _answered(
     context = rounds.round_context(params, state)
     alone = trees.chain_draft(context, jnp.zeros((batch, 0), jnp.int32))
     judged = dataclasses.replace(scores, features=None, entries=None)
-    known = acceptance.named(rule)  # an approximate rule has a law of its own, also without a draft
-    exact = known is None or acceptance.exact(known, state.sampling.greedy)
-    judge = "auto" if exact else rule
+    judge = judge_of_first(rule, state)
     full, logprobs = rounds.judged(judge, params, state, alone, judged, context)
     verdict, emitted = truncate(alone, full, state)
     steps = jnp.arange(size, dtype=jnp.int32)
@@ -179,11 +200,19 @@ def _answered(
     return sharding.rows(dataclasses.replace(after, cache=cache, drafter_state=drafter_state))
 
 
-def _show(target, drafter, params, tokens, cache, drafter_state, at, end, size: int):
+def judge_of_first(rule, state: State):
+    """The rule that takes the first token from the target's law: that of the loop where its law is
+    its own, also without a draft (approximate rules), or where its noise decides (``coupled``)."""
+    known = acceptance.named(rule)
+    exact = known is None or acceptance.exact(known, state.sampling.greedy)
+    return "auto" if exact and state.noise is None else rule
+
+
+def _show(target, drafter, params, tokens, cache, drafter_state, at, end, size: int, unseen: bool):
     """Shows at most ``size`` tokens from ``at`` on, before ``end``, int32 ``[B]``, to the target,
-    and unless it reads the last of a prompt alone, to the drafter."""
+    and unless they are ``unseen`` to the drafter."""
     piece = _piece(tokens, at, end, size)
-    features = () if drafter.reads_last else drafter.features
+    features = () if unseen else drafter.features
     asked = dict(features=features, logits=False)
     with checks.missing_target_params(params, target), prompts.reading():
         scores = checks.verified(target, params["target"], cache, piece, **asked)
@@ -196,7 +225,7 @@ def _show(target, drafter, params, tokens, cache, drafter_state, at, end, size: 
         path=jnp.broadcast_to(steps, piece.tokens.shape), count=count, token=jnp.full_like(at, -1)
     )
     kept = checks.committed(target, cache, scores.entries, at, verdict)
-    if drafter.reads_last:
+    if unseen:
         return kept, drafter_state
     following = _tokens_at(tokens, at + 1, size)
     segment = Segment(

@@ -45,8 +45,7 @@ class Stats:
     @property
     def tau(self) -> float:
         """Mean tokens emitted by a round, bonus or correction included; 1 where there was none."""
-        rounds = int(np.sum(self.rounds))
-        return float(np.sum(self.emitted) / rounds) if rounds else 1.0
+        return tau_of(self.emitted, self.rounds)
 
     @property
     def acceptance(self) -> float:
@@ -80,6 +79,12 @@ class Stats:
         if self.approximate:
             parts.append(f"{self.approximate}: approximate")
         return " · ".join(parts)
+
+
+def tau_of(emitted, rounds) -> float:
+    """``Stats.tau`` of the counters of some rows."""
+    total = int(np.sum(rounds))
+    return float(np.sum(emitted) / total) if total else 1.0
 
 
 def start(batch: int, depth: int, **names) -> Stats:

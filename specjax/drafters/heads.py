@@ -14,7 +14,7 @@ configuration (a frozen dataclass), a module made from it (``flax.nnx``), and a 
             return independent_level(lambda: heads.logits(state.feature))  # [B, K, V]
 
 A head whose ``observe`` is that of ``HeadDrafter`` reads one hidden state a round, that before the
-root; with ``reads_last = True`` prompts are then read faster.
+root; with ``reads_last = True`` long prompts are then read faster.
 
 ``registry.py`` makes it known to the rest of the project. Arrays inside of heads are feature-major,
 ``[size, M]`` over M columns (a row of the batch and a node each), as are those of the models.

@@ -59,7 +59,7 @@ class JacobiState:
     Attributes:
       guesses: int32 ``[B, K]``, of the tokens after the root; -1 where there is none yet.
       left: int32 ``[B]``, how many positions after the root are in the window.
-      emitted: int32 ``[B]``, tokens of the text since the last prompt.
+      emitted: int32 ``[B]``, tokens of the rounds since the last prompt.
     """
 
     guesses: jax.Array

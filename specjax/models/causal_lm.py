@@ -67,6 +67,12 @@ def write(
     return commit(cache, entries, start, verdict)
 
 
+def of_nodes(hidden: jax.Array, node: jax.Array) -> jax.Array:
+    """``[H, B]``: of states ``[H, B * N]`` those of one node of each row, int32 ``[B]``."""
+    states = hidden.reshape(len(hidden), len(node), -1)
+    return jnp.take_along_axis(states, node[None, :, None], axis=2)[:, :, 0]
+
+
 @dataclasses.dataclass(frozen=True)
 class CausalLM(CheckpointTarget, HeadTarget):
     """The ``HeadTarget`` of every decoder-only family; ``params`` is the NNX state of ``Decoder``.
@@ -240,11 +246,9 @@ class CausalLM(CheckpointTarget, HeadTarget):
             gates=gates,
             vectors=None if own is None else (own.table, own.index[:, since:]),
         )
-        if not isinstance(logits, bool):  # of one node of each row
-            states, own = hidden.reshape(len(hidden), batch, -1), (logits - since)[None, :, None]
-            hidden = jnp.take_along_axis(states, own, axis=2)[:, :, 0]
-        wanted = not isinstance(logits, bool) or logits
-        out = self._logits(model, hidden, batch) if wanted else None
+        if not isinstance(logits, bool):
+            hidden = of_nodes(hidden, logits - since)
+        out = None if logits is False else self._logits(model, hidden, batch)
         return Scores(logits=out, features=tapped, entries=fresh)
 
     def head(self, params, hidden: jax.Array, batch: int) -> jax.Array:

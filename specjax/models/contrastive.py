@@ -93,6 +93,10 @@ class Contrastive(Target):
     def activation_dtype(self, params) -> np.dtype:
         return self.expert.activation_dtype(params["expert"])
 
+    @property
+    def picks_logits(self) -> bool:
+        return self.expert.picks_logits and self.amateur.picks_logits
+
     def init(self, params, batch: int, capacity: int, inputs=None) -> PyTree:
         return {
             "expert": self.expert.init(params["expert"], batch, capacity, inputs),
@@ -118,7 +122,7 @@ class Contrastive(Target):
         expert = scores("expert", self.expert, features)
         amateur = scores("amateur", self.amateur, ())
         return Scores(
-            logits=self._contrast(expert.logits, amateur.logits) if logits else None,
+            logits=None if logits is False else self._contrast(expert.logits, amateur.logits),
             features=expert.features,
             entries={"expert": expert.entries, "amateur": amateur.entries},
         )

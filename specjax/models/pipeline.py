@@ -34,7 +34,7 @@ from .. import sharding
 from ..sharding import DATA, STAGE
 from ..types import Draft, HeadTarget, PyTree, Scores, Verdict
 from . import kv_cache, stage_weights
-from .causal_lm import CausalLM, layout, spread_logits, write
+from .causal_lm import CausalLM, layout, of_nodes, spread_logits, write
 from .config import EVERY_SUBLAYER, DecoderConfig
 from .decoder import Decoder, DecoderLayer, run_blocks
 from .stage_weights import BLOCKS, ENDS, LAYERS
@@ -146,6 +146,10 @@ class PipelinedLM(HeadTarget):
         return self.whole.hidden_size
 
     @property
+    def picks_logits(self) -> bool:
+        return self.whole.picks_logits
+
+    @property
     def reads_vectors(self) -> bool:
         return self.whole.reads_vectors
 
@@ -240,7 +244,9 @@ class PipelinedLM(HeadTarget):
         if features:
             found = jnp.concatenate([seen[i].reshape(-1, batch * nodes) for i in features], axis=0)
             found = found.T.reshape(batch, nodes, -1)
-        out = self._logits(model, hidden, batch) if logits else None
+        if not isinstance(logits, bool):
+            hidden = of_nodes(hidden, logits - since)
+        out = None if logits is False else self._logits(model, hidden, batch)
         return Scores(logits=out, features=found, entries=fresh)
 
     def _run(self, taps, layers, x, positions, sees, length, live, cache, earlier):

@@ -44,7 +44,7 @@ def trace(lm: LM, prompt: str | Sequence[int] | None = None, *, options: TraceOp
     Args:
       lm: the target, from ``specjax.load``.
       prompt: a text or its token ids, as for ``generate``.
-      rounds: the most rounds that are run; default 128.
+      rounds: the most rounds that are run after the prompt's pass; default 128.
       drafter, drafting, sampling, ...: the options of ``specjax.generate``, for one row. A
         ``Session`` takes in the text if it ended within the rounds; a ``Retrieval`` is searched
         before each round.
@@ -91,7 +91,7 @@ def trace(lm: LM, prompt: str | Sequence[int] | None = None, *, options: TraceOp
                 fresh = _pieces(lm, text, one.emitted)
                 recorded.append(one.cut(len(fresh), ENDED[STOPPED]) if text.over else one)
                 pieces.append(fresh)
-                if text.over or len(recorded) == rounds:
+                if text.over or len(recorded) > rounds:
                     break
         except KeyboardInterrupt:
             interrupted = True

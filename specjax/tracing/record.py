@@ -21,6 +21,7 @@ from ..acceptance import walk
 from ..acceptance.node_laws import DraftLaw, TargetLaw
 from ..decoding import contract_checks
 from ..decoding.emission import truncate
+from ..decoding.prefill import judge_of_first
 from ..decoding.round import (
     ACCEPT,
     VerifiedRound,
@@ -156,21 +157,22 @@ class RoundArrays:
     rule: object = static()
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def recorded_answer(target, params, state: State, token: jax.Array) -> RoundArrays:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def recorded_answer(target, rule, params, state: State, token: jax.Array) -> RoundArrays:
     """Records the choice of the first token, which the pass over the end of the prompt emits.
 
     Args:
-      target, params: see ``specjax.decode``.
+      target, rule, params: see ``specjax.decode``.
       state: a state whose root is the last token of the prompt, see ``prefill.unanswered``.
       token: int32 ``[B]``, the token that was emitted; -1 where there was none.
     """
     plain = Plain()
     state = dataclasses.replace(state, drafter_state=())
-    verified = draft_and_verify(target, plain, "auto", params, state)
+    rule = judge_of_first(rule, state)
+    verified = draft_and_verify(target, plain, rule, params, state)
     verdict = dataclasses.replace(verified.verdict, token=token)
     verified = dataclasses.replace(verified, verdict=verdict)
-    return _arrays("auto", params, verified, token[:, None], round_keys(state, ACCEPT))
+    return _arrays(rule, params, verified, token[:, None], round_keys(state, ACCEPT))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -260,7 +262,7 @@ def record_rounds(
     if before is not None and int(sharding.gather(state.length - before.length)[row]):
         token = jnp.take_along_axis(state.tokens, before.length[:, None], axis=1, mode="clip")[:, 0]
         token = jnp.where(state.length > before.length, token, -1)
-        arrays = recorded_answer(target, params, before, token)
+        arrays = recorded_answer(target, rule, params, before, token)
         arrays, ended = sharding.gather((arrays, state.ended))
         yield _round(arrays, row, spell, ENDED[int(ended[row])]), state
     while int(sharding.gather(state.budget)[row]) > 0:

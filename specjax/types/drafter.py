@@ -35,7 +35,7 @@ class Drafter(abc.ABC):
       depth: the depth of the deepest candidate. Default: ``num_draft``, a chain.
       features: the hidden states of the target that ``observe`` reads, see ``Target.verify``.
       vocab_size: the size of the vocabulary, checked against the target's; None: any.
-      reads_last: ``observe`` may be shown only the last prompt token before the root.
+      reads_last: ``observe`` may be shown only the end of a prompt, its last token at least.
       reads_nodes: whether ``observe`` reads what ``readout`` returned of all nodes. In a round that
         it shares with another drafter, it is shown the scores at its own nodes.
       plans: whether ``plan`` is asked before each round.

@@ -16,7 +16,7 @@ class Candidate:
       num_draft: number of tokens drafted in a round; 0 for plain decoding, and for drafters whose
         other settings determine the number.
       batch: number of rows.
-      tau: acceptance length: tokens that a row emits per pass of the target.
+      tau: acceptance length: tokens that a row emits per round.
       acceptance: acceptance rate, the share of drafted tokens that are accepted, in [0, 1]; NaN
         where none are drafted.
       by_position: acceptance rate for each position of a draft, given that all positions before

@@ -224,7 +224,7 @@ class Survey:
         ways = [PLAIN_WAY, *((c.drafter, c.num_draft) for c in chosen if c.batch == self.batch)]
         jobs = {way: self.jobs.get(way) or self.prepared(*way) for way in ways}
         spent = np.full((turns, len(ways), len(self.groups), 2), np.nan)
-        tokens = np.zeros((len(ways), len(self.groups)))
+        tokens, firsts = np.zeros((2, len(ways), len(self.groups)))
         for way in ways:
             tell(f"batch {self.batch}: verifying {spell(*way)}")
             timed_run(jobs[way][0])
@@ -237,8 +237,9 @@ class Survey:
                     *times, state = timed_run(jobs[ways[index]][group])
                     spent[turn, index, group] = times
                     tokens[index, group] = int(np.sum(state.stats.emitted))
+                    firsts[index, group] = len(state.length)  # of the passes over the prompts
         fastest = np.nanmin(spent, axis=0).sum(axis=1)  # [ways, (start, run)]
-        rate = tokens.sum(axis=1) / fastest.sum(axis=1)
+        rate = (tokens + firsts).sum(axis=1) / fastest.sum(axis=1)
         rounds_rate = tokens.sum(axis=1) / fastest[:, 1]
         found = []
         for c in candidates:
@@ -300,10 +301,12 @@ class Survey:
             traces, reading = self.traces[known], self._fastest(known).start
             taken = self._taken(known, length)
             tokens = np.asarray([trace.tokens for trace in traces])
+            firsts = np.asarray([len(trace.proposed) for trace in traces])
             rates = []
             for pick, cost in zip(picks, costs, strict=True):
                 spent = cost.of(sum(taken[pick], start=NO_ROUNDS), name, length) * cost.unit
-                rates.append(tokens[pick].sum() / np.asarray([spent + reading[pick].sum(), spent]))
+                whole = (tokens + firsts)[pick].sum() / (spent + reading[pick].sum())
+                rates.append([whole, tokens[pick].sum() / spent])
             rates = np.asarray(rates)  # [picks, (whole, rounds alone)]
             plain = rates[:, 0] if plain is None else plain
             ratios, total = rates[:, 0] / plain, sum(taken, start=NO_ROUNDS)
@@ -339,7 +342,9 @@ class Survey:
         fastest, stats = self._fastest((name, length)), self.stats[name, length]
         tokens = np.asarray([np.sum(one.emitted) for one in stats])
         spent = np.stack([fastest.start + fastest.run, fastest.run])
-        rates = np.asarray([tokens[pick].sum() / spent[:, pick].sum(axis=1) for pick in picks])
+        both = np.stack([tokens + [len(one.rounds) for one in stats], tokens])
+        rates = [both[:, pick].sum(axis=1) / spent[:, pick].sum(axis=1) for pick in picks]
+        rates = np.asarray(rates)  # [picks, (whole, rounds alone)]
         ratios = rates[:, 0] / plain
         whole = jax.tree.map(lambda *parts: np.concatenate(parts), *stats)
         drafted, kept = (np.sum(x, axis=0) for x in (whole.drafted_at, whole.accepted_at))

@@ -85,7 +85,7 @@ def try_rounds(work: GenerationTask, state: State) -> AcceptanceRecord:
     if isinstance(work.drafter, HeadDrafter):
         return _try_in_order(work, state)
     begins = np.asarray([len(prompt) for prompt in work.prompts]) + 1
-    ends = np.asarray(state.length) - begins  # tokens of each row's rounds
+    ends = np.maximum(np.asarray(state.length) - begins, 0)  # tokens of each row's rounds
     depth, batch = work.drafter.depth, len(begins)
     proposed = np.zeros((batch, ends.max()), np.int64)
     accepted = np.zeros_like(proposed)
@@ -115,6 +115,7 @@ def _try_in_order(work: GenerationTask, state: State) -> AcceptanceRecord:
     token continues the text. Above temperature 0 the tokens are drawn anew.
     """
     ends = np.asarray(state.length) - [len(prompt) + 1 for prompt in work.prompts]
+    ends = np.maximum(ends, 0)
     proposed = np.zeros((len(ends), ends.max()), np.int64)
     accepted = np.zeros_like(proposed)
     state = work.start()

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <utility>
+#include <type_traits>
 
 #include "xla/ffi/api/c_api.h"
 
@@ -139,7 +139,8 @@ class Reader {
   Problem problem() const {
     if (problem_ != nullptr) return problem_;
     const bool all = argument_ == frame_->args.size && result_ == frame_->rets.size;
-    return all ? nullptr : "more buffers than the kernel has parameters";
+    if (!all) return "more buffers than the kernel has parameters";
+    return attributes_ == frame_->attrs.size ? nullptr : "more attributes than the kernel has";
   }
 
  private:
@@ -164,6 +165,7 @@ class Reader {
 
   void Attribute(Type type, void* to, size_t size) {
     const char* name = *names_++;
+    ++attributes_;
     const size_t length = std::strlen(name);
     const XLA_FFI_Attrs& attributes = frame_->attrs;
     for (int64_t i = 0; i < attributes.size; ++i) {
@@ -179,7 +181,7 @@ class Reader {
 
   const XLA_FFI_CallFrame* frame_;
   const char* const* names_;
-  int64_t argument_ = 0, result_ = 0;
+  int64_t argument_ = 0, result_ = 0, attributes_ = 0;
   Problem problem_ = nullptr;
 };
 
@@ -225,9 +227,10 @@ struct Called {
 
 // Calls a kernel with the parameters of a call. The attributes of those that are numbers or flags
 // have these names, in the order of the parameters.
-template <typename... Parameters>
+template <int64_t kNames, typename... Parameters>
 XLA_FFI_Error* Handle(const XLA_FFI_CallFrame* frame,
                       Problem (*kernel)(ThreadPool, Parameters...), const char* const* names) {
+  static_assert((0 + ... + std::is_arithmetic_v<Parameters>) == kNames, "a name for each attribute");
   if (AnswersVersion(frame)) return nullptr;
   Reader reader(frame, names);
   // braces: the parameters are read from the left to the right
@@ -241,7 +244,7 @@ XLA_FFI_Error* Handle(const XLA_FFI_CallFrame* frame,
 #define KERNEL(symbol, kernel, ...)                             \
   extern "C" XLA_FFI_Error* symbol(XLA_FFI_CallFrame* frame) { \
     static constexpr const char* kNames[] = {"", ##__VA_ARGS__}; \
-    return Handle(frame, &kernel, kNames + 1);                  \
+    return Handle<sizeof(kNames) / sizeof(kNames[0]) - 1>(frame, &kernel, kNames + 1); \
   }
 
 #endif  // SPECJAX_CALL_H_

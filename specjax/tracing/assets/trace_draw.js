@@ -28,7 +28,7 @@ const TERMS = [
   ["correction token", "the target’s own token in place of a rejected draft"],
   ["bonus token", "the target’s own token after a path that was accepted to its end"],
   ["passenger", "a node that goes through the target only for the drafter and cannot be accepted"],
-  ["τ", "acceptance length: tokens emitted per pass of the target, the target’s own token included"],
+  ["τ", "acceptance length: tokens emitted per round, the target’s own token included; the first one shown, the pass over the end of the prompt, is left out"],
   ["#2", "the drafter’s second choice below the same parent"],
   ["· ⏎ ⇥", "a space, a line end, a tab within a token"],
 ];

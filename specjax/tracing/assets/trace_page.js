@@ -32,7 +32,7 @@ function show(index) {
   byId("slider").setAttribute("aria-valuetext", `round ${view.round + 1} of ${rounds.length}`);
   byId("where").textContent = `Round ${view.round + 1} of ${rounds.length}`;
   const tokens = rounds.slice(0, view.round + 1).reduce((sum, one) => sum + one.emitted.length, 0);
-  byId("tau").textContent = `${plural(tokens, "token")}, τ ${(tokens / (view.round + 1)).toFixed(2)} so far`;
+  byId("tau").textContent = `${plural(tokens, "token")}, τ ${(view.round ? (tokens - 1) / view.round : 1).toFixed(2)} so far`;
   for (const id of ["first", "previous"]) byId(id).disabled = view.round === 0;
   for (const id of ["next", "last"]) byId(id).disabled = view.round === rounds.length - 1;
   [...byId("bars").children].forEach((bar, at) => bar.classList.toggle("here", at === view.round));
