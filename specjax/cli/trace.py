@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     save_session(arguments, options)
     if jax.process_index() == 0:  # of several processes, which all have the rounds
         size = found.save(arguments.output)
-        rounds = f"{len(found.rounds)} round{'s' * (len(found.rounds) != 1)}"
+        num = max(len(found.rounds) - 1, 0)  # the first is the pass over the end of the prompt
+        rounds = f"{num} round{'s' * (num != 1)}"
         approximate = f" · {found.approximate}: approximate" if found.approximate else ""
         going = "" if found.reason else " · the text would go on (pass a greater --rounds)"
         print(

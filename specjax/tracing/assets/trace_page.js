@@ -29,8 +29,9 @@ function show(index) {
   const round = rounds[view.round];
   view.node = round.path.length ? round.path.at(-1) : 0; // where the walk ended
   byId("slider").value = view.round + 1;
-  byId("slider").setAttribute("aria-valuetext", `round ${view.round + 1} of ${rounds.length}`);
-  byId("where").textContent = `Round ${view.round + 1} of ${rounds.length}`;
+  const where = view.round ? `Round ${view.round} of ${rounds.length - 1}` : "The end of the prompt";
+  byId("slider").setAttribute("aria-valuetext", where);
+  byId("where").textContent = where;
   const tokens = rounds.slice(0, view.round + 1).reduce((sum, one) => sum + one.emitted.length, 0);
   byId("tau").textContent = `${plural(tokens, "token")}, τ ${(view.round ? (tokens - 1) / view.round : 1).toFixed(2)} so far`;
   for (const id of ["first", "previous"]) byId(id).disabled = view.round === 0;
@@ -91,7 +92,7 @@ function drawHeader() {
   const facts = [["drafter", trace.drafter]];
   if (trace.rule) facts.push(["rule", trace.rule + (trace.lossless ? " (lossless)" : "")]);
   for (const [name, value] of Object.entries(trace.settings)) facts.push([name.replaceAll("_", " "), value]);
-  facts.push(["rounds", String(rounds.length)], ["tokens", String(rounds.reduce((sum, one) => sum + one.emitted.length, 0))]);
+  facts.push(["rounds", String(Math.max(rounds.length - 1, 0))], ["tokens", String(rounds.reduce((sum, one) => sum + one.emitted.length, 0))]);
   for (const [name, value] of facts) {
     byId("facts").append(make("div", {}, make("dt", {}, name), make("dd", {}, value)));
   }
