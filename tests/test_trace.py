@@ -10,11 +10,12 @@ import pytest
 from asking import flat
 from interruptions import interrupting
 from registry import cases
+from starts import unanswered
 from toys import bag
 
 import specjax
 from specjax import Sampling, acceptance
-from specjax.decoding import loop, prefill, reference
+from specjax.decoding import loop, reference
 from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.state import result
 from specjax.drafters import Suffix, text_table
@@ -42,8 +43,7 @@ def begin(name, sampling, rule):
     request = (MODEL, drafter, prompts, lengths, jax.random.key(5), NUM, sampling, None, ())
     request, capacity = prepare_inputs(*request)
     objects = MODEL, drafter, rule
-    state = jax.jit(prefill.start, static_argnums=(0, 1, 2, 3))(*objects, capacity, params, request)
-    return *objects, params, state
+    return *objects, params, unanswered(*objects, capacity, params, request)
 
 
 # every shape of draft and every rule; those marked True beside the text of the compiled loop
@@ -225,11 +225,11 @@ def test_rounds_and_ctrl_c_bound_a_trace(pair, monkeypatch, quick_compilation):
     options = settings("draft", pair)
     whole = specjax.trace(pair[0], "def f(x):", **flat(**options))
     found = specjax.trace(pair[0], "def f(x):", **flat(rounds=3, **options))
-    assert found.rounds == whole.rounds[:3] and found.reason == "" and not found.interrupted
+    assert found.rounds == whole.rounds[:4] and found.reason == "" and not found.interrupted
     advance = interrupting(record.run_recorded_round, 3)
     monkeypatch.setattr(record, "run_recorded_round", advance)
     found = specjax.trace(pair[0], "def f(x):", **flat(**options))
-    assert found.rounds == whole.rounds[:2] and found.interrupted
+    assert found.rounds == whole.rounds[:3] and found.interrupted
 
 
 def test_without_a_tokenizer_ids_stand_for_text_and_ctrl_c_may_come_before_a_round_ends(

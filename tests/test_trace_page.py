@@ -115,7 +115,7 @@ def test_the_command_writes_a_page_and_says_how_large(
     page = tmp_path / "specjax-trace.html"
     assert out.startswith(f"{page.name}: 2 rounds, ") and "--rounds" in out and err == ""
     assert f"{page.stat().st_size / 1000:,.0f} kB" in out
-    assert len(Reader(page.read_text()).data["rounds"]) == 2
+    assert len(Reader(page.read_text()).data["rounds"]) == 3  # and the prompt's pass
 
     (tmp_path / "other.html").write_text("<p>mine")
     refused = {
