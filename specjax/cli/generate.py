@@ -77,12 +77,14 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = {"ready": time.perf_counter() - begin}
     prints = jax.process_index() == 0  # every process has the text, and only the first prints it
     screen = Screen(prompt if heard is None else "") if prints and not arguments.json else None
-    before = 0  # the number of tokens in the first piece of text
+    # tokens and time after the prompt and after the first rounds, whose programs are made meanwhile
+    marks: list[tuple[int, float]] = []
     try:
         for piece in stream:
             if "first_text" not in seconds:
                 seconds["first_text"] = time.perf_counter() - begin
-                before = stream.num_tokens
+            if len(marks) < 2 and stream.num_tokens > (marks[-1][0] if marks else 0):
+                marks.append((stream.num_tokens, time.perf_counter() - begin))
             if screen and arguments.num_samples == 1:  # pieces of several texts would mix
                 screen.show(piece)
     except KeyboardInterrupt:
@@ -91,8 +93,9 @@ def run(arguments: argparse.Namespace) -> int:
     save_session(arguments, options)
     seconds["total"] = time.perf_counter() - begin
     result = stream.generation
-    after = seconds["total"] - seconds.get("first_text", 0)
-    rate = (stream.num_tokens - before) / after if stream.num_tokens > before else None
+    before, since = marks[1] if len(marks) == 2 else (stream.num_tokens, 0.0)
+    later = stream.num_tokens - before
+    rate = later / (seconds["total"] - since) if later else None
     if screen:
         if arguments.num_samples > 1:
             screen.samples(result)
