@@ -1,4 +1,5 @@
-"""What a round emits: the verdict cut at stop tokens and the budget, and its counts."""
+"""What a round, or the reading of a prompt, emits: the verdict cut at stop tokens and the budget,
+the state after it, and the counts of rounds."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ import jax.numpy as jnp
 from .. import trees
 from ..acceptance import walk
 from ..acceptance.node_laws import TargetLaw
+from ..sampling import processors
 from ..types import Draft, Verdict
-from .state import State
+from .state import NO_TOKEN, SPENT, STOPPED, State
 from .stats import Stats
 
 
@@ -59,6 +61,51 @@ def path_logprobs(p: TargetLaw, which: str, path: jax.Array, emitted: jax.Array)
 
     steps = jnp.max(jnp.sum(emitted >= 0, axis=1))
     return jax.lax.fori_loop(0, steps, visit, jnp.zeros(emitted.shape, jnp.float32))
+
+
+def places(state: State, emitted: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Row and column in ``state.tokens`` of tokens ``[B, T]`` that follow the root; column L, which
+    does not exist and is dropped, where they are -1."""
+    steps = jnp.arange(emitted.shape[1])
+    where = jnp.where(emitted >= 0, state.length[:, None] + steps, state.tokens.shape[1])
+    return jnp.arange(where.shape[0])[:, None], where
+
+
+def emitted_state(
+    params, state: State, full: Verdict, verdict: Verdict, emitted, logprobs
+) -> State:
+    """``state`` after the tokens ``emitted``, int32 ``[B, T]``: all but its caches and counters.
+
+    Args:
+      full: the rule's verdict.
+      verdict: the same, cut at stop tokens and the budget.
+      logprobs: float32 ``[B, T]`` of the emitted tokens, or None.
+    """
+    num = verdict.count + 1
+    rows, where = places(state, emitted)
+    stopped = jnp.any(verdict.token[:, None] == state.stops, axis=1) & (num > 0)
+    # nothing to draw from, unless the row would have ended before
+    lost = (full.count >= 0) & (full.token < 0) & (num == full.count) & (state.budget > num)
+    lost &= ~stopped
+    budget = jnp.where(stopped | lost, 0, state.budget - num)
+    ended = jnp.where(stopped, STOPPED, jnp.where(lost, NO_TOKEN, SPENT))
+    processed, said = state.processor_state, state.logprobs
+    if processed is not None:
+        processed = processors.advance_processor(
+            state.sampling.logits_processor, params.get("logits_processor"), processed, emitted
+        )
+    if said is not None:
+        said = said.at[rows, where].set(logprobs, mode="drop")
+    return dataclasses.replace(
+        state,
+        tokens=state.tokens.at[rows, where].set(emitted, mode="drop"),
+        length=state.length + num,
+        budget=budget,
+        ended=jnp.where((state.budget > 0) & (budget == 0), ended, state.ended),
+        processor_state=processed,
+        logprobs=said,
+        num_empty_rounds=jnp.where(num > 0, 0, state.num_empty_rounds + (state.budget > 0)),
+    )
 
 
 def update_stats(state: State, draft: Draft, num, from_draft) -> Stats:

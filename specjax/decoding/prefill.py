@@ -17,7 +17,7 @@ from ..types import Context, Draft, HeadTarget, PyTree, Scores, Segment, Verdict
 from . import contract_checks as checks
 from . import round as rounds
 from . import state as states
-from .emission import truncate
+from .emission import emitted_state, truncate
 from .inputs import DecodeInputs
 from .state import State
 
@@ -196,7 +196,7 @@ def _answered(
         num=num,
     )
     drafter_state = _observed(drafter, params, state.drafter_state, segment)
-    after = rounds.emitted_state(params, state, full, verdict, emitted, logprobs)
+    after = emitted_state(params, state, full, verdict, emitted, logprobs)
     return sharding.rows(dataclasses.replace(after, cache=cache, drafter_state=drafter_state))
 
 

@@ -18,7 +18,6 @@ from .._internal.ordering import after_changes
 from .._internal.pytree import filled, pytree_dataclass
 from ..acceptance.guess import unscored, with_guess, without_guess
 from ..acceptance.node_laws import DraftLaw, TargetLaw
-from ..sampling import processors
 from ..sampling.noise import Noise
 from ..types import (
     ROOT,
@@ -33,8 +32,8 @@ from ..types import (
     Verdict,
 )
 from . import contract_checks as checks
-from .emission import path_logprobs, truncate, update_stats
-from .state import NO_TOKEN, SPENT, STOPPED, State
+from .emission import emitted_state, path_logprobs, places, truncate, update_stats
+from .state import State
 
 DRAFT, ACCEPT = 0, 1  # the two roles a random key can have within a round
 NOISE = 2**32 - 1  # folded into a row's key where no round is: greater than ``2 * position + role``
@@ -347,14 +346,14 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
             features = jnp.take_along_axis(features, verdict.path[:, :, None], axis=1, mode="clip")
     # a round without a draft is shown to the drafter in the shapes of the others
     steps = max(drafter.depth + 1, verdict.path.shape[1])
-    verdict = dataclasses.replace(verdict, path=filled_columns(verdict.path, steps, 0))
-    emitted, fed = filled_columns(emitted, steps, -1), filled_columns(fed, steps, 0)
+    verdict = dataclasses.replace(verdict, path=_filled(verdict.path, steps, 0))
+    emitted, fed = _filled(emitted, steps, -1), _filled(fed, steps, 0)
     readout = drafter.readout(draft, scores)
     checks.check_readout(drafter, readout, len(root))
     segment = Segment(
         tokens=fed,
         next=emitted,
-        features=None if features is None else filled_columns(features, steps, 0),
+        features=None if features is None else _filled(features, steps, 0),
         start=root,
         num=num,
         round=(draft, verdict, readout),
@@ -375,52 +374,7 @@ def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -
     return sharding.rows(after)
 
 
-def places(state: State, emitted: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Row and column in ``state.tokens`` of tokens ``[B, T]`` that follow the root; column L, which
-    does not exist and is dropped, where they are -1."""
-    steps = jnp.arange(emitted.shape[1])
-    where = jnp.where(emitted >= 0, state.length[:, None] + steps, state.tokens.shape[1])
-    return jnp.arange(where.shape[0])[:, None], where
-
-
-def emitted_state(
-    params, state: State, full: Verdict, verdict: Verdict, emitted, logprobs
-) -> State:
-    """``state`` after the tokens ``emitted``, int32 ``[B, T]``: all but its caches and counters.
-
-    Args:
-      full: the rule's verdict.
-      verdict: the same, cut at stop tokens and the budget.
-      logprobs: float32 ``[B, T]`` of the emitted tokens, or None.
-    """
-    num = verdict.count + 1
-    rows, where = places(state, emitted)
-    stopped = jnp.any(verdict.token[:, None] == state.stops, axis=1) & (num > 0)
-    # nothing to draw from, unless the row would have ended before
-    lost = (full.count >= 0) & (full.token < 0) & (num == full.count) & (state.budget > num)
-    lost &= ~stopped
-    budget = jnp.where(stopped | lost, 0, state.budget - num)
-    ended = jnp.where(stopped, STOPPED, jnp.where(lost, NO_TOKEN, SPENT))
-    processed, said = state.processor_state, state.logprobs
-    if processed is not None:
-        processed = processors.advance_processor(
-            state.sampling.logits_processor, params.get("logits_processor"), processed, emitted
-        )
-    if said is not None:
-        said = said.at[rows, where].set(logprobs, mode="drop")
-    return dataclasses.replace(
-        state,
-        tokens=state.tokens.at[rows, where].set(emitted, mode="drop"),
-        length=state.length + num,
-        budget=budget,
-        ended=jnp.where((state.budget > 0) & (budget == 0), ended, state.ended),
-        processor_state=processed,
-        logprobs=said,
-        num_empty_rounds=jnp.where(num > 0, 0, state.num_empty_rounds + (state.budget > 0)),
-    )
-
-
-def filled_columns(x: jax.Array, width: int, value: int) -> jax.Array:
+def _filled(x: jax.Array, width: int, value: int) -> jax.Array:
     """``[B, T, ...]`` with at least ``width`` columns."""
     spare = max(width - x.shape[1], 0)
     pads = ((0, 0), (0, spare), *[(0, 0)] * (x.ndim - 2))
