@@ -11,6 +11,7 @@ import pytest
 from asking import flat, prepared
 from compiled import compilations
 from interruptions import interrupting
+from test_text_refusals import Weighted
 from tokenizers import Tokenizer, models
 
 import specjax
@@ -328,6 +329,33 @@ def test_weights_that_are_multiplied_as_bytes_or_by_tiles_read_long_chunks(monke
     halves = {"a": jnp.zeros(4, jnp.bfloat16)}  # by tiles, too
     tiles = fits and library.has_tiles()
     assert prefill.chunk_for(halves) == (prefill.PREFILL_CHUNK if tiles else short)
+
+
+def test_a_request_of_a_known_form_is_not_traced_again_to_be_checked(pair, monkeypatch):
+    class Traced:
+        program, names = loop.jit_start, []
+
+        def eval_shape(self, target, drafter, rule, *given):
+            self.names.append(drafter.name)
+            return self.program.eval_shape(target, drafter, rule, *given)
+
+    traced = Traced()
+    monkeypatch.setattr(task.loop, "jit_start", traced)
+    lm = dataclasses.replace(pair[0])  # of which nothing is known
+
+    def asked(prompt=PROMPTS[0], **options):
+        return prepared(lm, prompt, **options)
+
+    asked(), asked(PROMPTS[1]), asked(seed=3, max_new_tokens=9)
+    assert traced.names == ["ngram"]
+    asked(drafter="none"), asked(drafter="none", least_buffer=512), asked(drafter="none")
+    assert traced.names == ["ngram", "plain", "plain"]  # another capacity
+    for _ in range(2):  # a refusal is not taken for a check that was passed
+        with pytest.raises(ValueError, match="needs weights"):
+            asked(drafter=Weighted(num_draft=2))
+    assert len(traced.names) == 5
+    asked(repetition_penalty=1.1)  # settings of other shapes
+    assert len(traced.names) == 6
 
 
 def test_compare_counts_the_tokens_that_flip_and_states_their_margins():

@@ -178,7 +178,11 @@ LINES = {
         ("token_for_token", MERGE),
         ("stream_commits|cut_within|last_slot|array_of|penalty_and|scan_and|longest", MERGE),
     ],
-    "test_fixed_bits.py": [("fault", DEFAULT), (r"tree|1100|\[100|toy", MERGE), (EVERYTHING, FULL)],
+    "test_fixed_bits.py": [
+        ("fault", DEFAULT),
+        (r"tree|1100|61-129|\[100|toy", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "test_forty_lines.py": [("one_law", MERGE)],
     "test_grown.py": FULL,
     "test_head_benchmarks.py": [("measured_together|in_folders", MERGE)],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import weakref
 from collections.abc import Mapping
 
 import jax
@@ -35,6 +36,8 @@ from .task import GenerationTask
 from .unused_options import refuse_unused
 
 SMALLEST_WIDTH, SMALLEST_BUFFER = 32, 256  # tokens; the time of a step depends on the slots in use
+
+_CHUNKS: weakref.WeakKeyDictionary[LM, int] = weakref.WeakKeyDictionary()  # tokens, see _chunk
 
 
 def prepare(
@@ -110,7 +113,7 @@ def prepare(
         capacity=capacity,
         params=params,
         request=request,
-        chunk=chunk or chunk_for(lm.params),
+        chunk=chunk or _chunk(lm),
         stop_strings=[row for row in strings for _ in range(num_samples)],
         session=options.drafter if isinstance(options.drafter, Session) else None,
     )
@@ -139,6 +142,13 @@ def prepare_measured(lm: LM, prompts, options: Options, **sizes) -> GenerationTa
     from .round_costs import with_round_costs  # times programs, which no other request needs
 
     return with_round_costs(work)
+
+
+def _chunk(lm: LM) -> int:
+    """Returns ``chunk_for`` of the model's weights, which are looked through once."""
+    if lm not in _CHUNKS:
+        _CHUNKS[lm] = chunk_for(lm.params)
+    return _CHUNKS[lm]
 
 
 def _check(work: GenerationTask, options: Options) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable
 
 import jax
@@ -21,6 +22,10 @@ from ..models.seq2seq.target import encode
 from ..types import Drafter, PyTree, Rule
 from .session import Session, refreshed
 from .stop_strings import Strings
+
+# The programs that were traced for each model: what their tracing depends on. For a small model,
+# finding a trace that JAX keeps takes as long as the pass over a short prompt.
+_TRACED: weakref.WeakKeyDictionary[LM, set] = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -172,11 +177,20 @@ class GenerationTask:
         """Traces both programs of the task, so that a drafter, a rule and sampling settings that
         cannot be combined are refused before anything is compiled.
 
+        Programs of the same model that were traced for another request are not traced again.
+
         Raises:
           ValueError: they cannot be combined.
         """
         objects = self.lm.target, self.drafter, self.rule
         given = self.capacity, self.params, self.request, self.chunk
+        leaves, structure = jax.tree.flatten(given)
+        shapes = tuple((np.shape(x), getattr(x, "dtype", type(x))) for x in leaves)
+        program = *objects, self.capacity, self.chunk, structure, shapes
+        traced = _TRACED.setdefault(self.lm, set())
+        if program in traced:
+            return
         with sharding.using(self.lm.mesh, self.lm.params):
             state = loop.jit_start.eval_shape(*objects, *given)
             loop.jit_burst.eval_shape(*objects, 1, self.params, state)
+        traced.add(program)

@@ -45,6 +45,9 @@ struct alignas(64) TileConfig {
 #define TILE_ZERO(t) asm volatile("tilezero %%tmm" #t ::)
 #define TILE_LOAD(t, p, stride) \
   asm volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"(int64_t(stride)) : "memory")
+// The same of what is read once: it leaves in the L1 cache what is read again and again.
+#define TILE_STREAM(t, p, stride) \
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm" #t ::"r"(p), "r"(int64_t(stride)) : "memory")
 #define TILE_STORE(t, p, stride) \
   asm volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"(int64_t(stride)) : "memory")
 // sum += first second: of pairs of bfloat16, of signed bytes.

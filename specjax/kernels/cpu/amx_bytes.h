@@ -56,10 +56,15 @@ struct Meeting {
   bool fetch;                 // whether the next rows are fetched
 };
 
+// What columns there are: up to eight, whose high and low bytes share tiles; a group; or more, which
+// meet the same weights one after the other.
+enum class Groups { kHalf, kOne, kMany };
+
 // The sums of two tiles of weights, or with !kTwo of one, with high and low bytes side by side; in
 // halves [rows, kLanes] of both.
-template <bool kTwo, bool kHalves>
+template <bool kTwo, Groups kGroups>
 struct TileSums {
+  static constexpr bool kHalves = kGroups == Groups::kHalf;
   static constexpr int64_t kPitch = (kHalves ? 1 : 2) * kLanes;
   alignas(64) int32_t sums[kAmxRows * kPitch];
 
@@ -73,7 +78,11 @@ struct TileSums {
   template <typename Call>
   WITH_TILES static ALWAYS_INLINE void Add(const int8_t* w, int64_t stride, const int32_t* high,
                                            const int32_t* low, const Call& fetch) {
-    TILE_LOAD(6, high, 4 * kLanes);
+    if constexpr (kGroups == Groups::kMany) {
+      TILE_STREAM(6, high, 4 * kLanes);
+    } else {
+      TILE_LOAD(6, high, 4 * kLanes);
+    }
     TILE_LOAD(4, w, stride);
     fetch();
     TILE_SIGNED(0, 4, 6);
@@ -83,7 +92,11 @@ struct TileSums {
       TILE_SIGNED(1, 5, 6);
     }
     if constexpr (!kHalves) {
-      TILE_LOAD(7, low, 4 * kLanes);
+      if constexpr (kGroups == Groups::kMany) {
+        TILE_STREAM(7, low, 4 * kLanes);
+      } else {
+        TILE_LOAD(7, low, 4 * kLanes);
+      }
       TILE_SIGNED(2, 4, 7);
       if constexpr (kTwo) TILE_SIGNED(3, 5, 7);
     }
@@ -104,10 +117,10 @@ struct TileSums {
 };
 
 // made [rows, kLanes]: the products of rows of eight bits with a group of columns over a block.
-template <bool kTwo, bool kHalves>
+template <bool kTwo, Groups kGroups>
 WITH_TILES void EightRows(const Meeting& at, float* made) {
   alignas(64) int8_t rest[kAmxRows * kBytes];
-  TileSums<kTwo, kHalves> tiles;
+  TileSums<kTwo, kGroups> tiles;
   Fetch next(at.values + kAmxRows * at.stride, at.deep, at.stride);
   tiles.Clear();
   for (int64_t k = 0; k < at.deep; k += kBytes) {
@@ -132,9 +145,9 @@ WITH_TILES void EightRows(const Meeting& at, float* made) {
 // The same of rows of four bits, of which the values are bytes. A tile of inputs is multiplied while
 // the sums of the one before it are scaled, and its own sums are stored after that: no other order
 // that was tried is faster.
-template <bool kTwo, bool kHalves>
+template <bool kTwo, Groups kGroups>
 WITH_TILES void FourRows(const Meeting& at, float* made) {
-  TileSums<kTwo, kHalves> tiles[2];
+  TileSums<kTwo, kGroups> tiles[2];
   alignas(64) Vec total[4][kAmxRows];
   std::memset(total, 0, sizeof total);
   const int64_t count = at.deep / kTile, rows = at.rows, groups = at.groups;

@@ -16,46 +16,64 @@ constexpr int64_t kWordColumns = 33;  // products with fewer have the same bits 
 
 #if defined(SPECJAX_BYTE_DOTS) && defined(SPECJAX_TILES)
 
+// Walks along the groups of a row, a tile of inputs at a time; after `end` all is zero.
+struct Walk {
+  const TallRows& w;
+  int64_t row, at, end, group, left;
+
+  Walk(const TallRows& w, int64_t row, int64_t k, int64_t end)
+      : w(w), row(row * w.groups), at(k), end(end), group(k / w.group), left((group + 1) * w.group - k) {}
+
+  // The numbers for which the 16 codes of the next tile stand, by `inverse`, as 32 bits.
+  ALWAYS_INLINE __m512i Next(float inverse) {
+    const Vec codes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    if (at >= end) return _mm512_setzero_si512();
+    const float zero = w.zeros == nullptr ? kMiddle : w.zeros[row + group];
+    const Vec value = (codes - zero) * (w.scales[row + group] * inverse);
+    at += kTile;
+    if ((left -= kTile) <= 0) ++group, left += w.group;
+    return _mm512_maskz_cvtps_epi32(-1, value);
+  }
+};
+
 // The numbers k ... k + deep - 1 of row r as `high` and `low` bytes of 16 bits, filled up with zeros to
 // whole tiles; returns their scale. A group has 16 numbers: their bytes are looked up.
 inline float OpenRow(const TallRows& w, int64_t r, int64_t k, int64_t deep, int8_t* high, int8_t* low) {
-  const float* scales = w.scales + r * w.groups;
   const uint8_t* from = w.values + r * w.bytes + k / 2;
-  uint32_t most = 0;  // as bits, so that NaN is the greatest
-  for (int64_t g = k / w.group; g <= (k + deep - 1) / w.group; ++g) {
-    uint32_t bits;
-    std::memcpy(&bits, scales + g, sizeof bits);
-    most = std::max(most, bits & 0x7fffffff);
+  const int64_t begin = r * w.groups + k / w.group, end = r * w.groups + (k + deep - 1) / w.group + 1;
+  __m512i all = _mm512_setzero_si512();  // as bits, so that NaN is the greatest
+  for (int64_t g = begin; g < end; g += kLanes) {
+    const __mmask16 held = end - g >= kLanes ? 0xffff : (1u << (end - g)) - 1;
+    const __m512i bits = _mm512_castps_si512(_mm512_maskz_loadu_ps(held, w.scales + g));
+    all = _mm512_max_epu32(all, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
   }
+  uint32_t most = _mm512_reduce_max_epu32(all);
   float largest;
   std::memcpy(&largest, &most, sizeof most);
   largest *= w.zeros == nullptr ? kMiddle : kMore;
   std::memcpy(&most, &largest, sizeof most);
   const Rounding rounding(most);
-  const Vec codes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const float inverse = rounding.inverse[0];
   const __m512i mask = _mm512_set1_epi8(15);
   const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
   const __m512i second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
-  alignas(64) int8_t of_high[kBytes] = {}, of_low[kBytes] = {};  // of the four tiles of 128 inputs
+  const __m512i of_tiles = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+  Walk walk(w, r, k, k + deep);
   for (int64_t i = 0; i < deep; i += 2 * kBytes) {
-    for (int64_t t = 0; t < 4 && i + t * kTile < deep; ++t) {
-      const int64_t g = (k + i + t * kTile) / w.group;
-      const float zero = w.zeros == nullptr ? kMiddle : w.zeros[r * w.groups + g];
-      const Vec value = (codes - zero) * (scales[g] * rounding.inverse);
-      const HighLow number(rounding.some ? _mm512_cvtps_epi32(value) : _mm512_setzero_si512());
-      const auto put = [t](int8_t* to, __m512i bytes) {
-        _mm_store_si128(reinterpret_cast<__m128i*>(to) + t, _mm512_cvtepi32_epi8(bytes));
-      };
-      put(of_high, number.high);
-      put(of_low, number.low);
-    }
+    // 16 numbers of each of four tiles: packed, four of each tile share 16 bytes
+    const __m512i a = walk.Next(inverse), b = walk.Next(inverse);
+    const __m512i c = walk.Next(inverse), d = walk.Next(inverse);
+    const __m512i ab = _mm512_packs_epi32(a, b), cd = _mm512_packs_epi32(c, d);
+    const auto lower = [](__m512i v) { return _mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8); };
+    const auto upper = [&](__m512i v) { return _mm512_srai_epi16(_mm512_sub_epi16(v, lower(v)), 8); };
+    const __m512i of_high = _mm512_permutexvar_epi32(of_tiles, _mm512_packs_epi16(upper(ab), upper(cd)));
+    const __m512i of_low = _mm512_permutexvar_epi32(of_tiles, _mm512_packs_epi16(lower(ab), lower(cd)));
     const int64_t left = (deep - i) / 2;
     const __mmask64 held = left >= kBytes ? ~0ull : (1ull << left) - 1;
     const __m512i both = _mm512_maskz_loadu_epi8(held, from + i / 2);
     const __m512i even = _mm512_and_si512(both, mask);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
-    const auto look = [&](const int8_t* table, int8_t* to) {
-      const __m512i bytes = _mm512_load_si512(table);
+    const auto look = [&](__m512i bytes, int8_t* to) {
       const __m512i x = _mm512_maskz_shuffle_epi8(held, bytes, even);
       const __m512i y = _mm512_maskz_shuffle_epi8(held, bytes, odd);
       _mm512_storeu_si512(to, _mm512_permutex2var_epi64(x, first, y));
@@ -67,45 +85,105 @@ inline float OpenRow(const TallRows& w, int64_t r, int64_t k, int64_t deep, int8
   return rounding.scale;
 }
 
-// made [rows, kLanes]: the products of rows of 16 bits with a group of columns over a block, of which
-// the low bytes of the rows are kAmxRows rows further. Tiles 0 and 1 are sums of high bytes, 2 and 3 of
-// high with low ones.
+constexpr int64_t kWordRows = 16;  // at a time: what they are opened to stays in the L1 cache
+// Bytes from one opened row to the next. Rows that were multiples of 1 KiB would share few of its lines.
+constexpr int64_t kWordPitch = kDeep + kBytes;
+
+// The products of opened rows with one or two groups of columns over a block, of which the low bytes of
+// the rows are kWordRows rows further. Tiles 0 and 1 are sums of high bytes, 2 and 3 of high with low
+// ones; 4 and 5 are high and low bytes of rows, 6 and 7 of columns.
 template <bool kTwo>
-WITH_TILES void WordRows(const Meeting& at, float* made) {
-  alignas(64) int32_t sums[2][kAmxRows * kLanes];
-  TILE_ZERO(0);
-  TILE_ZERO(1);
-  TILE_ZERO(2);
-  TILE_ZERO(3);
-  for (int64_t k = 0; k < at.deep; k += kBytes) {
-    const int8_t *high = at.values + k, *low = high + kAmxRows * kDeep;
-    TILE_LOAD(6, at.high + k * (kLanes / 4), 4 * kLanes);
-    TILE_LOAD(4, high, kDeep);
-    TILE_SIGNED(0, 4, 6);
-    TILE_LOAD(7, at.low + k * (kLanes / 4), 4 * kLanes);
-    TILE_SIGNED(2, 4, 7);
-    TILE_LOAD(4, low, kDeep);
-    TILE_SIGNED(2, 4, 6);
+struct WordSums {
+  alignas(64) int32_t sums[4][kWordRows * kLanes];
+
+  WITH_TILES void Make(const int8_t* opened, int64_t deep, const int32_t* first, const int32_t* second,
+                       int64_t low) {
+    TILE_ZERO(0);
+    TILE_ZERO(2);
     if constexpr (kTwo) {
-      TILE_LOAD(5, high + kLanes * kDeep, kDeep);
-      TILE_SIGNED(1, 5, 6);
-      TILE_SIGNED(3, 5, 7);
-      TILE_LOAD(5, low + kLanes * kDeep, kDeep);
-      TILE_SIGNED(3, 5, 6);
+      TILE_ZERO(1);
+      TILE_ZERO(3);
+    }
+    for (int64_t k = 0; k < deep; k += kBytes) {
+      const int64_t at = k * (kLanes / 4);
+      TILE_STREAM(6, first + at, 4 * kLanes);
+      TILE_LOAD(4, opened + k, kWordPitch);
+      TILE_SIGNED(0, 4, 6);
+      TILE_LOAD(5, opened + kWordRows * kWordPitch + k, kWordPitch);
+      TILE_SIGNED(2, 5, 6);
+      TILE_STREAM(7, first + low + at, 4 * kLanes);
+      TILE_SIGNED(2, 4, 7);
+      if constexpr (kTwo) {
+        TILE_STREAM(6, second + at, 4 * kLanes);
+        TILE_SIGNED(1, 4, 6);
+        TILE_SIGNED(3, 5, 6);
+        TILE_STREAM(7, second + low + at, 4 * kLanes);
+        TILE_SIGNED(3, 4, 7);
+      }
+    }
+    TILE_STORE(0, sums[0], 4 * kLanes);
+    TILE_STORE(2, sums[2], 4 * kLanes);
+    if constexpr (kTwo) {
+      TILE_STORE(1, sums[1], 4 * kLanes);
+      TILE_STORE(3, sums[3], 4 * kLanes);
     }
   }
-  TILE_STORE(0, sums[0], 4 * kLanes);
-  TILE_STORE(2, sums[1], 4 * kLanes);
-  if constexpr (kTwo) {
-    TILE_STORE(1, sums[0] + kLanes * kLanes, 4 * kLanes);
-    TILE_STORE(3, sums[1] + kLanes * kLanes, 4 * kLanes);
+  // The products of row r with group g, times the scales.
+  ALWAYS_INLINE Vec Row(int64_t g, int64_t r, Vec scale) const {
+    const Vec high = Floats(_mm512_load_si512(sums[g] + r * kLanes));
+    const Vec middle = Floats(_mm512_load_si512(sums[2 + g] + r * kLanes));
+    return Fma(high, Vec{} + 65536.0f, middle * 256.0f) * scale;
   }
-  for (int64_t r = 0; r < at.rows; ++r) {
-    const Vec first = Floats(_mm512_load_si512(sums[0] + r * kLanes));
-    const Vec second = Floats(_mm512_load_si512(sums[1] + r * kLanes));
-    const Vec both = Fma(first, Vec{} + 65536.0f, second * 256.0f);
-    Store(made + r * kLanes, both * (at.scales[r] * at.by));
+};
+
+// The products of rows in four bits with columns, as 16 bits; to.down or to.across is 1.
+WITH_TILES inline void WordProducts(const TallRows& w, const ManyColumns& x, float* y, To to) {
+  alignas(64) float made[kWordRows * kLanes], scales[kWordRows];
+  int8_t* opened = reinterpret_cast<int8_t*>(Scratch(1, 2 * kWordRows * kWordPitch / 4));
+  WordSums<true> two;
+  WordSums<false> one;
+  int64_t configured = 0;
+  for (int64_t begin = 0; begin < w.rows; begin += kWordRows) {
+    const int64_t rows = std::min(kWordRows, w.rows - begin);
+    if (rows != configured) {
+      TileConfig config;
+      for (int t = 0; t < 8; ++t) config.rows[t] = t < 6 ? rows : kLanes, config.bytes[t] = 4 * kLanes;
+      TILES_AS(config);
+      configured = rows;
+    }
+    const TallRows some = w.From(begin, rows);
+    To where = to;
+    for (int64_t k = 0; k < x.in; k += kDeep, where.add = true) {
+      const int64_t deep = std::min(x.in - k, kDeep), low = ManyColumns::Steps(deep) * kLanes;
+      for (int64_t r = 0; r < rows; ++r)
+        scales[r] = OpenRow(some, r, k, deep, opened + r * kWordPitch, opened + (kWordRows + r) * kWordPitch);
+      const auto put = [&](const auto& sums, int64_t g, int64_t group) {
+        const Vec by = Load(x.Scales(group, k));
+        const int64_t first = group * kLanes, few = std::min<int64_t>(kLanes, x.columns - first);
+        float* at = y + begin * to.down + first * to.across;
+        if (to.across == 1 && few == kLanes) {
+          for (int64_t r = 0; r < rows; ++r, at += to.down) {
+            const Vec value = sums.Row(g, r, scales[r] * by);
+            Store(at, where.add ? Load(at) + value : value);
+          }
+          return;
+        }
+        for (int64_t r = 0; r < rows; ++r) Store(made + r * kLanes, sums.Row(g, r, scales[r] * by));
+        PutLow(made, rows, few, at, where);
+      };
+      int64_t group = 0;
+      for (; group + 2 <= x.Groups(); group += 2) {
+        two.Make(opened, deep, x.Words(group, k), x.Words(group + 1, k), low);
+        put(two, 0, group);
+        put(two, 1, group + 1);
+      }
+      if (group < x.Groups()) {
+        one.Make(opened, deep, x.Words(group, k), nullptr, low);
+        put(one, 0, group);
+      }
+    }
   }
+  TILES_FREE();
 }
 
 #endif

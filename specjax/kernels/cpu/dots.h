@@ -23,6 +23,8 @@
 
 namespace {
 
+[[maybe_unused]] constexpr int kPairs = 2 * kLanes;  // bfloat16 numbers of a vector
+
 enum Way { kWiden, kDots, kTiles };
 
 // The best way that this processor, and its operating system, have.
@@ -42,9 +44,22 @@ inline Way ChosenWay() {
   return way;
 }
 
+#if defined(__AVX512BW__)
+// Two vectors of sums -> bfloat16.
+ALWAYS_INLINE void PutBoth(const float* sums, Half* y) {
+  const IntVec first = Nearest(Load(sums)), second = Nearest(Load(sums + kLanes));
+  const auto narrow = [](IntVec v) { return _mm512_maskz_cvtepi32_epi16(-1, reinterpret_cast<__m512i>(v)); };
+  _mm512_storeu_si512(y, _mm512_inserti64x4(_mm512_castsi256_si512(narrow(first)), narrow(second), 1));
+}
+#endif
+
 // Sums [rows, pitch] -> bfloat16.
 inline void PutRows(const float* sums, int64_t pitch, int64_t rows, int64_t columns, Half* y, To to) {
 #if defined(__AVX512BW__)
+  if (to.across == 1 && columns == 2 * kLanes) {
+    for (int64_t r = 0; r < rows; ++r) PutBoth(sums + r * pitch, y + r * to.down);
+    return;
+  }
   for (int64_t m = 0; m < columns; m += kLanes) {
     const int64_t n = std::min<int64_t>(kLanes, columns - m);
     for (int64_t r = 0; r < rows; ++r) {
@@ -65,8 +80,6 @@ inline void PutRows(const float* sums, int64_t pitch, int64_t rows, int64_t colu
 }
 
 #if defined(SPECJAX_DOTS)
-
-constexpr int kPairs = 2 * kLanes;  // numbers of a vector
 
 // x [in, columns] -> [columns, in rounded up to whole vectors], filled up with zeros.
 inline const Half* PackHalves(const Half* x, int64_t in, int64_t columns) {
@@ -133,72 +146,134 @@ constexpr auto kDotRows = DotTable(Counts{});
 // of inputs and 16 columns, or their 16 x 16 sums.
 constexpr int64_t kTile = 16, kDepth = 32;
 
-// x [in, columns] -> for every 16 columns [pairs of inputs, columns, 2]; zeros fill up the inputs.
-inline const Half* PackTiles(const Half* x, int64_t in, int64_t columns) {
-  const int64_t pairs = (in + kDepth - 1) / kDepth * kDepth / 2;
-  uint32_t* packed = reinterpret_cast<uint32_t*>(Scratch(0, pairs * columns));
-  for (int64_t m = 0; m < columns; m += kTile) {
-    const int64_t n = std::min(kTile, columns - m);
-    const __mmask16 used = (1u << n) - 1;
-    uint32_t* to = packed + m * pairs;
-    for (int64_t p = 0; p < pairs; ++p, to += n) {
+// x [in, columns] -> for every 16 columns [pairs of inputs, columns, 2]: pairs first ... last - 1 of
+// `pairs`; zeros fill up the inputs.
+inline void PackPairs(const Half* x, int64_t in, int64_t columns, int64_t pairs, int64_t first, int64_t last,
+                      uint32_t* packed) {
+  alignas(64) uint16_t place[2 * kPairs];  // numbers of the odd row are counted from kPairs on
+  for (int i = 0; i < 2 * kPairs; ++i) place[i] = i / 2 + i % 2 * kPairs;
+  const __m512i low = _mm512_load_si512(place), high = _mm512_load_si512(place + kPairs);
+  for (int64_t p = first; p < last; ++p) {
+    for (int64_t m = 0; m < columns; m += kPairs) {
+      const int64_t count = std::min<int64_t>(kPairs, columns - m);
+      const int64_t n = std::min(kTile, count), more = count - n;
+      const __mmask32 used = count == kPairs ? ~0u : (1u << count) - 1;
       const Half* row = x + 2 * p * columns + m;
-      const __m256i none = _mm256_setzero_si256();
-      const __m256i even = 2 * p < in ? _mm256_maskz_loadu_epi16(used, row) : none;
-      const __m256i odd = 2 * p + 1 < in ? _mm256_maskz_loadu_epi16(used, row + columns) : none;
-      const auto wide = [](__m256i halves) {
-        return __builtin_convertvector(reinterpret_cast<const HalfVec&>(halves), IntVec);
-      };
-      const IntVec both = wide(odd) << 16 | wide(even);
-      _mm512_mask_storeu_epi32(to, used, reinterpret_cast<__m512i>(both));
+      const __m512i even = _mm512_maskz_loadu_epi16(2 * p < in ? used : 0, row);
+      const __m512i odd = _mm512_maskz_loadu_epi16(2 * p + 1 < in ? used : 0, row + columns);
+      uint32_t* to = packed + m * pairs + p * n;
+      _mm512_mask_storeu_epi32(to, (1u << n) - 1, _mm512_permutex2var_epi16(even, low, odd));
+      if (more == 0) continue;
+      to = packed + (m + n) * pairs + p * more;
+      _mm512_mask_storeu_epi32(to, (1u << more) - 1, _mm512_permutex2var_epi16(even, high, odd));
     }
   }
+}
+
+// The same for all pairs.
+inline const Half* PackTiles(ThreadPool& pool, const Half* x, int64_t in, int64_t columns) {
+  constexpr int64_t kShare = 1 << 15;  // numbers of a task: below it another thread comes too late
+  const int64_t pairs = (in + kDepth - 1) / kDepth * kDepth / 2, tasks = (in * columns + kShare - 1) / kShare;
+  uint32_t* packed = reinterpret_cast<uint32_t*>(Scratch(0, pairs * columns));
+  Parallel(pool, tasks, [=](int64_t i) {
+    PackPairs(x, in, columns, pairs, pairs * i / tasks, pairs * (i + 1) / tasks, packed);
+  });
   return reinterpret_cast<const Half*>(packed);
 }
 
 constexpr int64_t kPitch = 2 * kTile;  // floats of a row of sums: of two tiles
 
-// Weights of `rows` rows, of which those of tile t begin at row first[t]; x of one or two tiles of
-// columns. Tiles 0 and 1 are sums of the first columns, 2 and 3 of the second, 4 and 5 weights, 6 and
-// 7 columns. With `fetch` the 32 rows after these two tiles are fetched.
-template <bool kTwo>
-WITH_TILES void TileRows(const Half* upper, const Half* lower, int64_t in, const Half* x,
-                         const Half* second, int64_t n, int64_t more, bool fetch, float* sums) {
-  alignas(64) Half rest[2 * kTile * kDepth];
-  Fetch next(upper + 2 * kTile * in, 2 * in, 2 * in);
-  int64_t stride = 2 * in;
-  TILE_ZERO(0);
-  TILE_ZERO(1);
-  if constexpr (kTwo) {
-    TILE_ZERO(2);
-    TILE_ZERO(3);
+// Rows of sums that wait to be rounded, which is done while the next ones are summed.
+struct Waiting {
+  const float* sums;
+  Half* y;
+  To to;
+  int64_t columns, rows, upper, lower;  // the sums of each tile's rows stand so many rows further down
+  int64_t row = 0;                      // the next one
+
+  ALWAYS_INLINE void Next() {
+    const float* from = sums + (row + (row < kTile ? upper : lower)) * kPitch;
+    Half* at = y + row++ * to.down;
+    if (columns == kPitch && to.across == 1) {
+      PutBoth(from, at);
+    } else {
+      PutRows(from, kPitch, 1, columns, at, to);
+    }
   }
-  for (int64_t k = 0; k < in; k += kDepth) {
+  void Finish() {
+    while (row < rows) Next();
+  }
+};
+
+// The products of two tiles of rows with one or two tiles of columns over inputs k ... end - 1, added to
+// those of the inputs before: tiles 0 and 1 are sums of the first columns, 2 and 3 of the second, 4 and
+// 5 weights, 6 and 7 columns. After each load of weights `bytes` of those that come `next` are fetched:
+// before it, the load would wait for them. With kMany more tiles of columns meet the same rows.
+template <bool kTwo, bool kMany>
+WITH_TILES void TileRows(const Half* upper, const Half* lower, int64_t in, int64_t k, int64_t end,
+                         const Half* x, const Half* second, int64_t n, int64_t more, const char* next,
+                         int64_t bytes, Waiting before, float* sums) {
+  constexpr int64_t kBytes = 4 * kPitch;
+  alignas(64) Half rest[2 * kTile * kDepth];
+  const auto fetch = [&]() __attribute__((always_inline)) {
+    if constexpr (kMany) {
+      for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(next + i, 0, 2);
+    } else {
+      UNROLL
+      for (int64_t i = 0; i < kTile * kLine; i += kLine) __builtin_prefetch(next + i, 0, 2);
+    }
+    next += bytes;
+  };
+  int64_t stride = 2 * in;
+  if (k == 0) {
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    if constexpr (kTwo) {
+      TILE_ZERO(2);
+      TILE_ZERO(3);
+    }
+  } else {
+    TILE_LOAD(0, sums, kBytes);
+    TILE_LOAD(1, sums + kTile * kPitch, kBytes);
+    if constexpr (kTwo) {
+      TILE_LOAD(2, sums + kTile, kBytes);
+      TILE_LOAD(3, sums + kTile * kPitch + kTile, kBytes);
+    }
+  }
+  for (; k < end; k += kDepth) {
     const Half *a = upper + k, *b = lower + k;
-    if (in - k < kDepth) {  // what comes after the row's end may be anything, or no memory at all
+    if (end - k < kDepth) {  // what comes after the row's end may be anything, or no memory at all
       std::fill_n(rest, 2 * kTile * kDepth, Half{0});
       for (int64_t r = 0; r < kTile; ++r) {
-        std::copy_n(a + r * in, in - k, rest + r * kDepth);
-        std::copy_n(b + r * in, in - k, rest + (kTile + r) * kDepth);
+        std::copy_n(a + r * in, end - k, rest + r * kDepth);
+        std::copy_n(b + r * in, end - k, rest + (kTile + r) * kDepth);
       }
       a = rest, b = rest + kTile * kDepth, stride = 2 * kDepth;
-      fetch = false;
     }
-    // fetched after the loads of weights: before them, the loads would wait
-    TILE_LOAD(6, x + k * n, 4 * n);
+    if constexpr (kMany) {
+      TILE_STREAM(6, x + k * n, 4 * n);
+    } else {
+      TILE_LOAD(6, x + k * n, 4 * n);
+    }
     TILE_LOAD(4, a, stride);
-    if (fetch) next.Lines<kTile>();
+    fetch();
     TILE_HALVES(0, 4, 6);
     TILE_LOAD(5, b, stride);
-    if (fetch) next.Lines<kTile>();
+    fetch();
     TILE_HALVES(1, 5, 6);
     if constexpr (kTwo) {
-      TILE_LOAD(7, second + k * more, 4 * more);
+      if constexpr (kMany) {
+        TILE_STREAM(7, second + k * more, 4 * more);
+      } else {
+        TILE_LOAD(7, second + k * more, 4 * more);
+      }
       TILE_HALVES(2, 4, 7);
       TILE_HALVES(3, 5, 7);
     }
+    if (before.row < before.rows) before.Next();
+    if (before.row < before.rows) before.Next();
   }
-  constexpr int64_t kBytes = 4 * kPitch;
+  before.Finish();
   TILE_STORE(0, sums, kBytes);
   TILE_STORE(1, sums + kTile * kPitch, kBytes);
   if constexpr (kTwo) {
@@ -207,41 +282,59 @@ WITH_TILES void TileRows(const Half* upper, const Half* lower, int64_t in, const
   }
 }
 
-// A task's rows, `begin` ... `begin` + `height` - 1 of `out`, by all columns.
+// A task's rows, `begin` ... `begin` + `height` - 1 of `out`, by all columns. So many inputs of 32 rows
+// at a time stay in the L1 cache while all columns meet them; meanwhile the next rows are fetched.
 WITH_TILES inline void TileTask(const Half* w, int64_t out, int64_t in, const Half* packed,
                                 int64_t begin, int64_t height, int64_t columns, Half* y, To to) {
-  alignas(64) float sums[2 * kTile * kPitch];
+  constexpr int64_t kHeld = 640, kSums = 2 * kTile * kPitch;
   const int64_t length = (in + kDepth - 1) / kDepth * kDepth;
   if (out < kTile) {  // rows that are not there have weights of zero
     Half* room = reinterpret_cast<Half*>(Scratch(1, kTile * in));
     std::fill(std::copy_n(w, out * in, room), room + kTile * in, Half{0});
     w = room;
   }
-  for (int64_t m = 0; m < columns; m += kPitch) {
-    const int64_t n = std::min(kTile, columns - m);
-    const int64_t more = std::min(kTile, columns - m - n);
-    TileConfig config;
-    for (int t = 0; t < 8; ++t) config.rows[t] = kTile;
-    for (int t : {0, 1, 6}) config.bytes[t] = 4 * n;
-    for (int t : {2, 3, 7}) config.bytes[t] = 4 * std::max<int64_t>(more, 1);
-    for (int t : {4, 5}) config.bytes[t] = 2 * kDepth;
-    TILES_AS(config);
-    const Half *x = packed + m * length, *second = x + n * length;
-    for (int64_t r = begin; r < begin + height; r += 2 * kTile) {
-      // the last tiles overlap those before them: what they share is written once
-      const int64_t last = std::max<int64_t>(out - kTile, 0), next = r + kTile;
-      const int64_t upper = std::min(r, last), lower = std::min(next, last);
-      const auto run = more > 0 ? &TileRows<true> : &TileRows<false>;
-      run(w + upper * in, w + lower * in, in, x, second, n, more, m == 0, sums);
-      const auto put = [&](const float* from, int64_t first, int64_t row) {
-        const int64_t rows = std::min(kTile, begin + height - row);
-        if (rows > 0)
-          PutRows(from + (row - first) * kPitch, kPitch, rows, n + more, y + (row - begin) * to.down + m * to.across, to);
-      };
-      put(sums, upper, r);
-      put(sums + kTile * kPitch, lower, next);
+  const int64_t groups = (columns + kPitch - 1) / kPitch;
+  // rows that are multiples of 2 KiB share so few lines of the cache that they do not stay there
+  const bool whole = groups == 1 || in % 1024 == 0;
+  const int64_t blocks = whole ? 1 : (in + kHeld - 1) / kHeld;
+  const int64_t deep = (length / kDepth + blocks - 1) / blocks * kDepth;
+  const int64_t bytes = (kTile + groups - 1) / groups * kLine, of_call = deep / kTile * bytes;
+  float* sums = Scratch(2, std::max<int64_t>(groups, 2) * kSums);
+  int64_t configured = 0, turn = 0;
+  Waiting waiting{};
+  for (int64_t r = begin; r < begin + height; r += 2 * kTile) {
+    // the last tiles overlap those before them: what they share is written once
+    const int64_t last = std::max<int64_t>(out - kTile, 0);
+    const int64_t upper = std::min(r, last), lower = std::min(r + kTile, last);
+    const int64_t rows = std::min(2 * kTile, begin + height - r);
+    const char* next = reinterpret_cast<const char*>(w + (upper + 2 * kTile) * in);
+    for (int64_t k = 0; k < length; k += deep) {
+      for (int64_t m = 0; m < columns; m += kPitch, next += of_call) {
+        const int64_t n = std::min(kTile, columns - m);
+        const int64_t more = std::min(kTile, columns - m - n);
+        if (n + more != configured) {
+          TileConfig config;
+          for (int t = 0; t < 8; ++t) config.rows[t] = kTile;
+          for (int t : {0, 1, 6}) config.bytes[t] = 4 * n;
+          for (int t : {2, 3, 7}) config.bytes[t] = 4 * std::max<int64_t>(more, 1);
+          for (int t : {4, 5}) config.bytes[t] = 2 * kDepth;
+          TILES_AS(config);
+          configured = n + more;
+        }
+        const Half *x = packed + m * length, *second = x + n * length;
+        float* here = sums + (groups == 1 ? turn ^= 1 : m / kPitch) * kSums;
+        const auto run = groups > 1 ? more > 0 ? &TileRows<true, true> : &TileRows<false, true>
+                                    : more > 0 ? &TileRows<true, false> : &TileRows<false, false>;
+        run(w + upper * in, w + lower * in, in, k, std::min(in, k + deep), x, second, n, more, next,
+            bytes, waiting, here);
+        waiting = {};
+        if (k + deep < length) continue;
+        Half* at = y + (r - begin) * to.down + m * to.across;
+        waiting = {here, at, to, n + more, rows, r - upper, r + kTile - lower};
+      }
     }
   }
+  waiting.Finish();
   TILES_FREE();
 }
 
@@ -259,7 +352,7 @@ Problem HalfProducts(ThreadPool pool, In<kBF16> x, Ins weights, bool transpose_o
   const Half* from = x.data<Half>();
   const void* packed = nullptr;
 #if defined(SPECJAX_TILES)
-  if (way == kTiles) packed = PackTiles(from, in, columns);
+  if (way == kTiles) packed = PackTiles(pool, from, in, columns);
 #endif
 #if defined(SPECJAX_DOTS)
   if (way == kDots) packed = PackHalves(from, in, columns);

@@ -102,8 +102,8 @@ void NormColumns(const T* x, const T* weight, const T* bias, T* y, int64_t size,
   alignas(64) float weights[kShares] = {}, biases[kShares] = {};
   const auto one = [&](Vec v, int64_t i) __attribute__((always_inline)) {
     const Vec w = Gather(weights, place + i), normed = (v - Load(mean + i)) * Load(scale + i);
-    const Vec out = kind.plus_one ? Rounded<T>(normed * (1.0f + w)) : Rounded<T>(Rounded<T>(normed) * w);
-    return bias == nullptr ? out : Apart(out) + Gather(biases, place + i);
+    const Vec out = kind.plus_one ? normed * (1.0f + w) : Rounded<T>(normed) * w;
+    return bias == nullptr ? out : Apart(Rounded<T>(out)) + Gather(biases, place + i);
   };
   for (int64_t f = 0; f < size; f += kShares) {
     Take(weight + f, std::min(kShares, size - f), weights);

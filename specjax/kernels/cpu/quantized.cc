@@ -271,7 +271,7 @@ using ManyBy = void (*)(const TallRows&, const ManyColumns&, float*, To);
 constexpr ManyBy kProducts[3][2] = {{&TallProducts<false>, &TallProducts<true>},
 #if defined(SPECJAX_TILES)
                                     {&TileProducts<Form::kEight>, &TileProducts<Form::kFour>},
-                                    {&TileProducts<Form::kEight>, &TileProducts<Form::kWord>}
+                                    {&TileProducts<Form::kEight>, &WordProducts}
 #endif
 };
 #endif
