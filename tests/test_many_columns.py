@@ -32,6 +32,33 @@ def test_products_are_exact_to_rounding_for_every_number_of_columns(out, size):
                 )
 
 
+def test_errors_are_those_of_float32_over_its_whole_range():
+    """In units of 2^-24 of the sum of magnitudes; numbers of fewer bits are off by hundreds."""
+    for size in (40, 768):
+        weight, x = normal(64, size), normal(size, 64)
+        for power in (0, 60, -50):  # results are no further from 1 than 2^124
+            given = weight * np.float32(2.0**power), x * np.float32(2.0 ** (power / 3))
+            for kind in (jnp.float32, jnp.bfloat16):
+                weights = jnp.asarray(given[0], kind)
+                got = np.asarray(product((weights,), given[1])[0], np.float64)
+                exact, sizes = (
+                    f(np.asarray(weights, np.float64)) @ f(given[1].astype(np.float64))
+                    for f in (np.asarray, np.abs)
+                )
+                error = (got - exact) / sizes * 2**24
+                assert np.sqrt(np.mean(error**2)) < 0.6 and np.abs(error).max() < 4
+
+
+def test_what_is_not_finite_stays_so():
+    weight, x = normal(40, 64), normal(64, 48)
+    weight[3, 5], x[7, 2], x[9, 4] = np.inf, np.nan, -np.inf
+    for kind in (jnp.float32, jnp.bfloat16):
+        got = np.isfinite(product((jnp.asarray(weight, kind),), x)[0])
+        wanted = np.ones((40, 48), bool)
+        wanted[3], wanted[:, [2, 4]] = False, False
+        np.testing.assert_array_equal(got, wanted)
+
+
 def test_a_column_has_the_same_bits_beside_any_others():
     weight, x = normal(100, 300), normal(300, max(COLUMNS))
     for kind in (jnp.float32, jnp.bfloat16):
@@ -71,7 +98,7 @@ def test_other_shapes_and_types_are_refused():
         calls.many_dots((jnp.ones((4, 5)),), jnp.ones((5, 40), jnp.bfloat16))
 
 
-@pytest.mark.parametrize("flag", NARROWER)
+@pytest.mark.parametrize("flag", (*NARROWER, "-DSPECJAX_WITHOUT_TILES"))
 def test_kernels_for_narrower_vectors_compute_the_same(flag):
     code = """
 import test_many_columns as t

@@ -14,6 +14,10 @@ Attention of more than eight columns (of prompts, of several drafts under groupe
 the columns of a head into tiles of up to three vectors, each of which is a task. A tile leaves out
 the own entries after the last that one of its nodes sees: half of them in a chunk of a prompt.
 
+Products of floats with many columns are made by tiles (AMX) of three bfloat16 numbers for each
+float (``amx_floats.h``), with the errors of float32; without tiles, by sums that stay in registers
+(``many_columns.h``).
+
 Prompts are read by tiles (AMX) where bfloat16 suffices, and in models with weights of few bits,
 whose activations are rounded anyway: attention by ``attention_tiles.h``, and weights of four bits
 by ``amx_words.h``. Passes of rounds never are (``kernels/prompts.py``).
@@ -47,10 +51,11 @@ line of the log says so. Without a compiler, XLA's operations serve: slower, oth
 ``SPECJAX_NATIVE`` may be ``auto`` (the default: the kernels are used on a CPU that is JAX's only
 device, since XLA cannot split these calls over a mesh), ``always`` or ``never``.
 
-Each thread keeps what it packed last, which ``memory_analysis()`` does not see: 4 bytes times
-inputs times columns (rounded up to 16 or, where there are more than 32, to 64, and at most 256) for
-products, twice head size times up to 48 columns for attention, whose mask may be kept as well, and
-8 bytes times head size times the columns of a head for attention by tiles.
+Each thread keeps what it packed last, which ``memory_analysis()`` does not see: 4 bytes, or where
+tiles multiply floats 6, times inputs times columns (rounded up to 16 or, where there are more than
+32, to 64, and at most 256) for products, twice head size times up to 48 columns for attention,
+whose mask may be kept as well, and 8 bytes times head size times the columns of a head for
+attention by tiles.
 """
 
 from __future__ import annotations

@@ -89,60 +89,97 @@ constexpr int64_t kWordRows = 16;  // at a time: what they are opened to stays i
 // Bytes from one opened row to the next. Rows that were multiples of 1 KiB would share few of its lines.
 constexpr int64_t kWordPitch = kDeep + kBytes;
 
-// The products of opened rows with one or two groups of columns over a block, of which the low bytes of
-// the rows are kWordRows rows further. Tiles 0 and 1 are sums of high bytes, 2 and 3 of high with low
-// ones; 4 and 5 are high and low bytes of rows, 6 and 7 of columns.
-template <bool kTwo>
-struct WordSums {
-  alignas(64) int32_t sums[4][kWordRows * kLanes];
+// Sums [2 parts, 2 groups, 16 rows, 16 columns], of high bytes and of high with low ones, that wait to be
+// scaled and put, or added, to y, which is done while the next ones are made.
+struct WordsWaiting {
+  const int32_t* sums;
+  const float* scales;  // of the rows
+  Vec by[2];            // scales of the columns
+  float* y;
+  int64_t pitch, rows;
+  bool two, add;
 
-  WITH_TILES void Make(const int8_t* opened, int64_t deep, const int32_t* first, const int32_t* second,
-                       int64_t low) {
-    TILE_ZERO(0);
-    TILE_ZERO(2);
-    if constexpr (kTwo) {
-      TILE_ZERO(1);
-      TILE_ZERO(3);
+  ALWAYS_INLINE static Vec Product(const int32_t* sums, Vec scale) {
+    constexpr int64_t kMiddleSums = 2 * kWordRows * kLanes;
+    const Vec high = Floats(_mm512_load_si512(sums)), middle = Floats(_mm512_load_si512(sums + kMiddleSums));
+    return Fma(high, Vec{} + 65536.0f, middle * 256.0f) * scale;
+  }
+  ALWAYS_INLINE void Next() {
+    const Vec first = Product(sums, *scales * by[0]);
+    Store(y, add ? Load(y) + first : first);
+    if (two) {
+      const Vec second = Product(sums + kWordRows * kLanes, *scales * by[1]);
+      Store(y + kLanes, add ? Load(y + kLanes) + second : second);
     }
-    for (int64_t k = 0; k < deep; k += kBytes) {
-      const int64_t at = k * (kLanes / 4);
-      TILE_STREAM(6, first + at, 4 * kLanes);
-      TILE_LOAD(4, opened + k, kWordPitch);
-      TILE_SIGNED(0, 4, 6);
-      TILE_LOAD(5, opened + kWordRows * kWordPitch + k, kWordPitch);
-      TILE_SIGNED(2, 5, 6);
-      TILE_STREAM(7, first + low + at, 4 * kLanes);
-      TILE_SIGNED(2, 4, 7);
-      if constexpr (kTwo) {
-        TILE_STREAM(6, second + at, 4 * kLanes);
-        TILE_SIGNED(1, 4, 6);
-        TILE_SIGNED(3, 5, 6);
-        TILE_STREAM(7, second + low + at, 4 * kLanes);
-        TILE_SIGNED(3, 4, 7);
-      }
-    }
-    TILE_STORE(0, sums[0], 4 * kLanes);
-    TILE_STORE(2, sums[2], 4 * kLanes);
+    sums += kLanes, ++scales, y += pitch, --rows;
+  }
+  void Finish() {
+    while (rows > 0) Next();
+  }
+};
+
+// The sums of opened rows with one or two groups of columns over a block, of which the low bytes of the
+// rows are kWordRows rows further. Tiles 0 and 1 are sums of high bytes, 2 and 3 of high with low ones; 4
+// and 5 are high and low bytes of rows, 6 and 7 of columns.
+template <bool kTwo>
+WITH_TILES void WordSums(const int8_t* opened, int64_t deep, const int32_t* first, const int32_t* second,
+                         int64_t low, WordsWaiting before, int32_t* sums) {
+  constexpr int64_t kTile = kWordRows * kLanes;
+  TILE_ZERO(0);
+  TILE_ZERO(2);
+  if constexpr (kTwo) {
+    TILE_ZERO(1);
+    TILE_ZERO(3);
+  }
+  for (int64_t k = 0; k < deep; k += kBytes) {
+    const int64_t at = k * (kLanes / 4);
+    TILE_STREAM(6, first + at, 4 * kLanes);
+    TILE_LOAD(4, opened + k, kWordPitch);
+    TILE_SIGNED(0, 4, 6);
+    TILE_LOAD(5, opened + kWordRows * kWordPitch + k, kWordPitch);
+    TILE_SIGNED(2, 5, 6);
+    TILE_STREAM(7, first + low + at, 4 * kLanes);
+    TILE_SIGNED(2, 4, 7);
+    if (before.rows > 0) before.Next();
     if constexpr (kTwo) {
-      TILE_STORE(1, sums[1], 4 * kLanes);
-      TILE_STORE(3, sums[3], 4 * kLanes);
+      TILE_STREAM(6, second + at, 4 * kLanes);
+      TILE_SIGNED(1, 4, 6);
+      TILE_SIGNED(3, 5, 6);
+      TILE_STREAM(7, second + low + at, 4 * kLanes);
+      TILE_SIGNED(3, 4, 7);
+      if (before.rows > 0) before.Next();
     }
   }
-  // The products of row r with group g, times the scales.
-  ALWAYS_INLINE Vec Row(int64_t g, int64_t r, Vec scale) const {
-    const Vec high = Floats(_mm512_load_si512(sums[g] + r * kLanes));
-    const Vec middle = Floats(_mm512_load_si512(sums[2 + g] + r * kLanes));
-    return Fma(high, Vec{} + 65536.0f, middle * 256.0f) * scale;
+  before.Finish();
+  TILE_STORE(0, sums, 4 * kLanes);
+  TILE_STORE(2, sums + 2 * kTile, 4 * kLanes);
+  if constexpr (kTwo) {
+    TILE_STORE(1, sums + kTile, 4 * kLanes);
+    TILE_STORE(3, sums + 3 * kTile, 4 * kLanes);
+  }
+}
+
+// Memory that is fetched into the L2 cache in `calls` parts, while others are multiplied.
+struct Ahead {
+  const char *at, *end;
+  int64_t part;
+
+  Ahead(const void* p, int64_t bytes, int64_t calls)
+      : at(static_cast<const char*>(p)), end(at + bytes), part((bytes / kLine + calls) / calls * kLine) {}
+  void Fetch() {
+    const char* stop = std::min(end, at + part);
+    for (; at < stop; at += kLine) __builtin_prefetch(at, 0, 2);
   }
 };
 
 // The products of rows in four bits with columns, as 16 bits; to.down or to.across is 1.
 WITH_TILES inline void WordProducts(const TallRows& w, const ManyColumns& x, float* y, To to) {
-  alignas(64) float made[kWordRows * kLanes], scales[kWordRows];
+  alignas(64) int32_t sums[2][4 * kWordRows * kLanes];
+  alignas(64) float scales[2][kWordRows], made[kWordRows * kLanes];
   int8_t* opened = reinterpret_cast<int8_t*>(Scratch(1, 2 * kWordRows * kWordPitch / 4));
-  WordSums<true> two;
-  WordSums<false> one;
-  int64_t configured = 0;
+  const int64_t calls = x.Blocks() * ((x.Groups() + 1) / 2);
+  int64_t configured = 0, turn = 0, block = 0;
+  WordsWaiting waiting{};
   for (int64_t begin = 0; begin < w.rows; begin += kWordRows) {
     const int64_t rows = std::min(kWordRows, w.rows - begin);
     if (rows != configured) {
@@ -152,37 +189,41 @@ WITH_TILES inline void WordProducts(const TallRows& w, const ManyColumns& x, flo
       configured = rows;
     }
     const TallRows some = w.From(begin, rows);
+    Ahead values(some.values + rows * w.bytes, kWordRows * w.bytes, calls);
+    Ahead factors(some.scales + rows * w.groups, kWordRows * w.groups * sizeof(float), calls);
     To where = to;
-    for (int64_t k = 0; k < x.in; k += kDeep, where.add = true) {
+    for (int64_t k = 0; k < x.in; k += kDeep, where.add = true, block ^= 1) {
       const int64_t deep = std::min(x.in - k, kDeep), low = ManyColumns::Steps(deep) * kLanes;
-      for (int64_t r = 0; r < rows; ++r)
-        scales[r] = OpenRow(some, r, k, deep, opened + r * kWordPitch, opened + (kWordRows + r) * kWordPitch);
-      const auto put = [&](const auto& sums, int64_t g, int64_t group) {
-        const Vec by = Load(x.Scales(group, k));
-        const int64_t first = group * kLanes, few = std::min<int64_t>(kLanes, x.columns - first);
-        float* at = y + begin * to.down + first * to.across;
-        if (to.across == 1 && few == kLanes) {
-          for (int64_t r = 0; r < rows; ++r, at += to.down) {
-            const Vec value = sums.Row(g, r, scales[r] * by);
-            Store(at, where.add ? Load(at) + value : value);
-          }
-          return;
-        }
-        for (int64_t r = 0; r < rows; ++r) Store(made + r * kLanes, sums.Row(g, r, scales[r] * by));
-        PutLow(made, rows, few, at, where);
-      };
-      int64_t group = 0;
-      for (; group + 2 <= x.Groups(); group += 2) {
-        two.Make(opened, deep, x.Words(group, k), x.Words(group + 1, k), low);
-        put(two, 0, group);
-        put(two, 1, group + 1);
+      for (int64_t r = 0; r < rows; ++r) {
+        int8_t* high = opened + r * kWordPitch;
+        scales[block][r] = OpenRow(some, r, k, deep, high, high + kWordRows * kWordPitch);
       }
-      if (group < x.Groups()) {
-        one.Make(opened, deep, x.Words(group, k), nullptr, low);
-        put(one, 0, group);
+      for (int64_t group = 0; group < x.Groups(); group += 2, turn ^= 1) {
+        values.Fetch(), factors.Fetch();
+        const bool two = group + 1 < x.Groups();
+        const int64_t other = two ? group + 1 : group, first = group * kLanes;
+        (two ? &WordSums<true> : &WordSums<false>)(opened, deep, x.Words(group, k), x.Words(other, k), low,
+                                                   waiting, sums[turn]);
+        float* at = y + begin * to.down + first * to.across;
+        const int64_t few = std::min<int64_t>(2 * kLanes, x.columns - first);
+        const Vec by[2] = {Load(x.Scales(group, k)), Load(x.Scales(other, k))};
+        waiting = {sums[turn], scales[block], {by[0], by[1]}, at, to.down, rows, two, where.add};
+        if (to.across == 1 && few % kLanes == 0) continue;
+        waiting.y = made, waiting.pitch = kLanes, waiting.add = false;
+        for (const bool second : {false, true}) {
+          if (second && !two) continue;
+          WordsWaiting one = waiting;
+          one.two = false;
+          if (second) one.sums += kWordRows * kLanes, one.by[0] = by[1];
+          one.Finish();
+          const int64_t held = std::min<int64_t>(kLanes, few - (second ? kLanes : 0));
+          PutLow(made, rows, held, at + (second ? kLanes * to.across : 0), where);
+        }
+        waiting = {};
       }
     }
   }
+  waiting.Finish();
   TILES_FREE();
 }
 

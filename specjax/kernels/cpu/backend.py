@@ -117,9 +117,9 @@ class CpuBackend(XlaCpuBackend):
         fit = all(quantized_calls.fits(w) and quantized_calls.fits_bytes(w) for w in held)
         loaded = not held or fit and _has("quantized", "quantized weights")
         as_bytes = not held or loaded and library.has_byte_dots()
-        by_tiles = kinds == {_BFLOAT16} and not held and library.has_tiles()
+        by_tiles = not held and (floats or kinds == {_BFLOAT16}) and library.has_tiles()
         if by_tiles:
-            return interface.PREFILL_CHUNK
+            return interface.PREFILL_CHUNK  # of floats, weights are divided once a chunk
         if as_bytes and (floats or held):
             opened = library.has_tiles() and any(w.bits == 4 for w in held)
             return interface.PREFILL_CHUNK if opened else PREFILL_CHUNK  # opened once a chunk

@@ -1,9 +1,11 @@
-// Products of weight matrices with many columns, as of a prompt: tiles of rows and columns whose
-// sums stay in registers, while inputs go by one after the other.
+// Products of weight matrices with many columns, as of a prompt: by the processor's tiles
+// (amx_floats.h), or else by tiles of rows and columns whose sums stay in registers, while inputs go by
+// one after the other.
 
 #ifndef SPECJAX_MANY_COLUMNS_H_
 #define SPECJAX_MANY_COLUMNS_H_
 
+#include "amx_floats.h"
 #include "bfloat16.h"
 #include "tasks.h"
 #include "vectors.h"
@@ -127,7 +129,7 @@ void ManySums(const Weight* weight, const float* packed, int64_t in, int64_t hei
 // x [in, columns], weights [out, in] -> results [out, columns] each, or, with `transpose_out`,
 // [columns, out]. Weights are all float32, or all bfloat16, whose products are those of the floats
 // that they stand for; all else is float32. A column's sum does not depend on the others: that of
-// kInputs inputs at a time, one after the other.
+// 128 inputs at a time, one after the other.
 Problem ManyProducts(ThreadPool pool, In<kF32> x, Ins weights, bool transpose_out, Outs results) {
   FloatParts read;
   if (const Problem problem = read.Read(weights, results)) return problem;
@@ -139,10 +141,23 @@ Problem ManyProducts(ThreadPool pool, In<kF32> x, Ins weights, bool transpose_ou
     const int64_t columns = std::min(kPiece, all - first);
     const int64_t wide = (columns + kTileColumns - 1) / kTileColumns * kTileColumns;
     const float* from = x.data<const float>() + first;
+#if defined(SPECJAX_TILES)
+    const bool tiles = HasFloatTiles();
+    float* packed = Scratch(0, tiles ? PackedFloats(in, wide) : wide * in);
+#else
+    constexpr bool tiles = false;
     float* packed = Scratch(0, wide * in);
+#endif
     Parallel(pool, (in + kInputs - 1) / kInputs, [=](int64_t block) {
-      const int64_t k = block * kInputs;
-      PackTile(from, all, columns, in, k, std::min(k + kInputs, in), packed);
+      const int64_t k = block * kInputs, end = std::min(k + kInputs, in);
+#if defined(SPECJAX_TILES)
+      if (tiles) {
+        const int64_t first = k / kTileInputs, last = (end + kTileInputs - 1) / kTileInputs;
+        PackPlanes(from, all, in, columns, first, last, reinterpret_cast<uint16_t*>(packed));
+        return;
+      }
+#endif
+      PackTile(from, all, columns, in, k, end, packed);
     });
     Parallel(pool, tasks, [=](int64_t task) {
       const auto [part, begin, height] = ShareOf(parts.data(), task, kRowsOfTask);
@@ -150,12 +165,19 @@ Problem ManyProducts(ThreadPool pool, In<kF32> x, Ins weights, bool transpose_ou
       const bool straight = !transpose_out && columns % kLanes == 0;
       float* y = straight ? part->result + begin * all + first : Scratch(1, height * wide);
       const int64_t pitch = straight ? all : wide;
+      const auto sum = [&](const auto* weight) {
+#if defined(SPECJAX_TILES)
+        if (tiles) {
+          FloatTiles(weight, reinterpret_cast<const uint16_t*>(packed), in, height, columns, y, pitch);
+          return;
+        }
+#endif
+        ManySums(weight, packed, in, height, columns, y, pitch);
+      };
       if (half) {
-        const Half* weight = static_cast<const Half*>(part->weight) + begin * in;
-        ManySums(weight, packed, in, height, columns, y, pitch);
+        sum(static_cast<const Half*>(part->weight) + begin * in);
       } else {
-        const float* weight = static_cast<const float*>(part->weight) + begin * in;
-        ManySums(weight, packed, in, height, columns, y, pitch);
+        sum(static_cast<const float*>(part->weight) + begin * in);
       }
       if (straight) return;
       for (int64_t r = 0; r < height; ++r) {
