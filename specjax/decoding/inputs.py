@@ -80,18 +80,10 @@ def prepare_inputs(
     check_key(key, (np.shape(tokens)[0] * num_samples,))
     target.check_inputs(np.shape(tokens)[0], inputs)
     check_stops(stops, np.shape(tokens)[:1])
-    tokens, lengths = jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32)
-    batch = tokens.shape[0]
-    ends = jnp.asarray(stops if np.size(stops) else (-1,), jnp.int32)
-    budget = jnp.asarray(max_new_tokens, jnp.int32)
-    keys, budget, ends = _rows(batch, num_samples, key, budget, ends)
+    ends = stops if np.size(stops) else (-1,)
+    ints = tuple(_host(x) for x in (tokens, lengths, max_new_tokens, ends))
     request = DecodeInputs(
-        tokens=tokens,
-        lengths=lengths,
-        key=keys,
-        budget=budget,
-        sampling=sampling.rows(batch),
-        stops=ends,
+        **_rows(num_samples, ints, key, sampling),
         inputs=inputs,
         logprobs=check_logprobs(logprobs),
         num_samples=num_samples,
@@ -99,14 +91,29 @@ def prepare_inputs(
     return request, capacity
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))  # one program, not a dozen operations
-def _rows(batch, num_samples, key, budget, stops):
-    """The key of each sample, and budget and stops of each row."""
+def _host(x) -> jax.typing.ArrayLike:
+    """Numbers as an array, which stays where it is."""
+    return x if isinstance(x, jax.Array) else np.asarray(x)
+
+
+@functools.partial(jax.jit, static_argnums=0)  # one program, not two dozen operations
+def _rows(num_samples, ints, key, sampling):
+    """Tokens, lengths, budget and stops in int32, the key of each sample, and each row's
+    settings."""
+    tokens, lengths, budget, stops = (x.astype(jnp.int32) for x in ints)
+    batch = len(tokens)
     key = jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl=KEYS)
     if key.ndim == 0:
         key = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(batch * num_samples))
     stops = jnp.broadcast_to(stops, (batch, stops.shape[-1]))
-    return key, jnp.broadcast_to(budget, (batch,)), stops
+    return {
+        "tokens": tokens,
+        "lengths": lengths,
+        "key": key,
+        "budget": jnp.broadcast_to(budget, (batch,)),
+        "sampling": sampling.rows(batch),
+        "stops": stops,
+    }
 
 
 def _concrete(x) -> np.ndarray | None:
