@@ -32,11 +32,11 @@ def test_products_are_exact_to_rounding_for_every_number_of_columns(out, size):
                 )
 
 
-def test_errors_are_those_of_float32_over_its_whole_range():
+def test_errors_are_those_of_float32_over_a_wide_range():
     """In units of 2^-24 of the sum of magnitudes; numbers of fewer bits are off by hundreds."""
     for size in (40, 768):
         weight, x = normal(64, size), normal(size, 64)
-        for power in (0, 60, -50):  # results are no further from 1 than 2^124
+        for power in (0, 60, -50):
             given = weight * np.float32(2.0**power), x * np.float32(2.0 ** (power / 3))
             for kind in (jnp.float32, jnp.bfloat16):
                 weights = jnp.asarray(given[0], kind)
@@ -47,6 +47,19 @@ def test_errors_are_those_of_float32_over_its_whole_range():
                 )
                 error = (got - exact) / sizes * 2**24
                 assert np.sqrt(np.mean(error**2)) < 0.6 and np.abs(error).max() < 4
+
+
+def test_small_numbers_beside_others_change_no_more_than_their_size():
+    """Also where tiles take them for zero."""
+    weight, x = normal(40, 64), normal(64, 48)
+    for size in (1e-30, 1e-35, 1e-40):
+        mixed = x.copy()
+        mixed[1::2] *= np.float32(size)
+        for given in ((weight,), (jnp.asarray(weight, jnp.bfloat16),)):
+            exact = np.asarray(given[0], np.float64) @ mixed
+            np.testing.assert_allclose(product(given, mixed)[0], exact, rtol=0, atol=2e-5)
+            small = np.asarray(product(given, np.float32(size) * x)[0], np.float64)
+            assert np.abs(small).max() < 100 * size
 
 
 def test_what_is_not_finite_stays_so():

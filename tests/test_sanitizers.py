@@ -45,7 +45,7 @@ for case in t.CASES + t.WIDE_CASES[:5]:
     t.kernel_attention(*floats, mask, length)
 for out, size in ((1, 1), (7, 5), (61, 129), (130, 1100)):
     weight = jnp.asarray(t.normal(out, size), jnp.bfloat16)
-    for columns in (1, 3, 13, 17, 32):
+    for columns in (1, 3, 13, 17, 32, 33, 70):
         x = jnp.asarray(t.normal(size, columns), jnp.bfloat16)
         calls.half_dots((weight,), x, bool(columns % 2))
 for size, columns in ((1, 1), (5, 3), (100, 1), (100, 17)):
@@ -58,11 +58,15 @@ print("sound", flush=True)
 USE_QUANTIZED = """
 assert library.register("quantized") is None
 import test_native as t, test_native_quantized as q
+from specjax.kernels.cpu import quantized_calls
 for kind in q.KINDS:
     for out, size in ((1, 192), (61, 576), (26, 1344)):
         weight = q.held(out, size, kind)[0]
         for columns in (1, 2, 3, 5, 8, 9, 13, 35):
             q.product(weight, jnp.asarray(t.normal(size, columns)))
+        for columns in (33, 48, 257):
+            x = jnp.asarray(t.normal(size, columns))
+            quantized_calls.quantized_words((weight,), x, bool(columns % 2))
 for size in (1, 5, 129, 1100):
     for columns in (5, 17):
         q.product(q.held(61, size, "int8")[0], jnp.asarray(t.normal(size, columns)))

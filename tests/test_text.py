@@ -332,6 +332,13 @@ def test_weights_that_are_multiplied_as_bytes_or_by_tiles_read_long_chunks(monke
     assert prefill.chunk_for(halves) == (prefill.PREFILL_CHUNK if tiles else short)
 
 
+def test_settings_of_rows_may_be_lists_and_tuples(pair):
+    for given in ([0.0, 0.75], (0.0, 0.75), np.array([0.0, 0.75])):
+        request = prepared(pair[0], PROMPTS, temperature=given, top_k=[3, 4]).request
+        assert np.asarray(request.sampling.temperature).tolist() == [0.0, 0.75]
+        assert np.asarray(request.sampling.top_k).tolist() == [3, 4]
+
+
 def test_a_request_of_a_known_form_is_not_traced_again_to_be_checked(pair, monkeypatch):
     class Traced:
         program, names = loop.jit_start, []

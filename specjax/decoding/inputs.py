@@ -83,7 +83,8 @@ def prepare_inputs(
     ends = stops if np.size(stops) else (-1,)
     ints = tuple(_host(x) for x in (tokens, lengths, max_new_tokens, ends))
     request = DecodeInputs(
-        **_rows(num_samples, ints, key, sampling),
+        **_rows(num_samples, ints, key),
+        sampling=sampling.rows(np.shape(tokens)[0]),
         inputs=inputs,
         logprobs=check_logprobs(logprobs),
         num_samples=num_samples,
@@ -93,13 +94,12 @@ def prepare_inputs(
 
 def _host(x) -> jax.typing.ArrayLike:
     """Numbers as an array, which stays where it is."""
-    return x if isinstance(x, jax.Array) else np.asarray(x)
+    return x if isinstance(x, jax.Array) else np.asarray(x, np.int32)
 
 
-@functools.partial(jax.jit, static_argnums=0)  # one program, not two dozen operations
-def _rows(num_samples, ints, key, sampling):
-    """Tokens, lengths, budget and stops in int32, the key of each sample, and each row's
-    settings."""
+@functools.partial(jax.jit, static_argnums=0)  # one program, not a dozen operations
+def _rows(num_samples, ints, key):
+    """Tokens, lengths, budget and stops in int32, and the key of each sample."""
     tokens, lengths, budget, stops = (x.astype(jnp.int32) for x in ints)
     batch = len(tokens)
     key = jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl=KEYS)
@@ -111,7 +111,6 @@ def _rows(num_samples, ints, key, sampling):
         "lengths": lengths,
         "key": key,
         "budget": jnp.broadcast_to(budget, (batch,)),
-        "sampling": sampling.rows(batch),
         "stops": stops,
     }
 

@@ -26,6 +26,7 @@ from .stop_strings import Strings
 # The programs that were traced for each model: what their tracing depends on. For a small model,
 # finding a trace that JAX keeps takes as long as the pass over a short prompt.
 _TRACED: weakref.WeakKeyDictionary[LM, set] = weakref.WeakKeyDictionary()
+MOST_TRACED = 256  # of a model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -190,6 +191,8 @@ class GenerationTask:
         traced = _TRACED.setdefault(self.lm, set())
         if program in traced:
             return
+        if len(traced) >= MOST_TRACED:
+            traced.clear()
         with sharding.using(self.lm.mesh, self.lm.params):
             state = loop.jit_start.eval_shape(*objects, *given)
             loop.jit_burst.eval_shape(*objects, 1, self.params, state)

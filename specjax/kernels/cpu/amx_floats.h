@@ -2,9 +2,9 @@
 //
 // A float is the sum of three bfloat16 numbers: its upper eight bits of precision, the next eight, and
 // the last eight. Of the nine products of two such sums six are summed, in float32; the others, below
-// 2^-21 of the product, are left out. They have the sign of the product, so that a result is by about
-// 2^-23 of itself too small, half of a last bit, beside what the rounding of sums costs any order of
-// them. Weights in bfloat16 are one number, and nothing is left out.
+// 2^-21 of the product, are left out: on average about 2^-24 of it. Weights in bfloat16 are one number,
+// and nothing is left out. Tiles take denormal numbers for zero, so that inputs below 2^-110 lose their
+// last bits, and what is infinite becomes NaN.
 
 #ifndef SPECJAX_AMX_FLOATS_H_
 #define SPECJAX_AMX_FLOATS_H_
@@ -45,7 +45,7 @@ struct Planes {
     plane[0] = upper(x);
     const Vec rest = x - plane[0];
     plane[1] = upper(rest);
-    plane[2] = rest - plane[1];
+    plane[2] = upper(rest - plane[1]);  // which cuts off what no normal number has
   }
   ALWAYS_INLINE __m512i operator[](int i) const { return _mm512_castps_si512(plane[i]); }
 };
@@ -119,9 +119,12 @@ struct FloatsWaiting {
   bool two, add;
 
   ALWAYS_INLINE void Next() {
-    const Vec first = Load(sums), second = Load(sums + kOpenRows * kSide);
-    Store(y, add ? Load(y) + first : first);
-    if (two) Store(y + kSide, add ? Load(y + kSide) + second : second);
+    const auto put = [this](const float* from, float* to) {
+      const Vec made = Load(from);
+      Store(to, add ? Load(to) + made : made);
+    };
+    put(sums, y);
+    if (two) put(sums + kOpenRows * kSide, y + kSide);
     sums += kSide, y += pitch, --rows;
   }
   template <int kRows>

@@ -102,7 +102,7 @@ struct WordsWaiting {
   ALWAYS_INLINE static Vec Product(const int32_t* sums, Vec scale) {
     constexpr int64_t kMiddleSums = 2 * kWordRows * kLanes;
     const Vec high = Floats(_mm512_load_si512(sums)), middle = Floats(_mm512_load_si512(sums + kMiddleSums));
-    return Fma(high, Vec{} + 65536.0f, middle * 256.0f) * scale;
+    return Once(Fma(high, Vec{} + 65536.0f, middle * 256.0f) * scale);  // before it is added
   }
   ALWAYS_INLINE void Next() {
     const Vec first = Product(sums, *scales * by[0]);

@@ -128,8 +128,8 @@ void ManySums(const Weight* weight, const float* packed, int64_t in, int64_t hei
 
 // x [in, columns], weights [out, in] -> results [out, columns] each, or, with `transpose_out`,
 // [columns, out]. Weights are all float32, or all bfloat16, whose products are those of the floats
-// that they stand for; all else is float32. A column's sum does not depend on the others: that of
-// 128 inputs at a time, one after the other.
+// that they stand for; all else is float32. A column's sum does not depend on the others: the sums of
+// 128 inputs each are added one after the other.
 Problem ManyProducts(ThreadPool pool, In<kF32> x, Ins weights, bool transpose_out, Outs results) {
   FloatParts read;
   if (const Problem problem = read.Read(weights, results)) return problem;
@@ -145,7 +145,6 @@ Problem ManyProducts(ThreadPool pool, In<kF32> x, Ins weights, bool transpose_ou
     const bool tiles = HasFloatTiles();
     float* packed = Scratch(0, tiles ? PackedFloats(in, wide) : wide * in);
 #else
-    constexpr bool tiles = false;
     float* packed = Scratch(0, wide * in);
 #endif
     Parallel(pool, (in + kInputs - 1) / kInputs, [=](int64_t block) {
