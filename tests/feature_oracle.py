@@ -37,10 +37,11 @@ def slow(drafter, depth, params, text, length):
     features = TARGET.verify(target, cache, whole(text), features=drafter.features).features[0].T
     hidden = head.read(jnp.pad(features, ((0, 0), (1, 0)))[:, :-1])
     positions, several = jnp.arange(text.size)[None] - 1, drafter.num_stages > 1
-    if isinstance(drafter, PEagle):  # reads nothing of what it drafts
+    drafted = head.embed(text, TARGET, target)
+    if isinstance(drafter, PEagle):  # its layers read nothing of what it drafts
         text = jnp.where(positions < length - 1, text, drafter.config.mask_token)
     sees = jnp.triu(jnp.ones((text.size, text.size), bool)).at[0, 1:].set(False)[None]
-    kept, at = [], length - 1
+    kept, at, state = [], length - 1, None
     for step in range(depth + 1):
         stage = step if several else 0
         after = head.embed(jnp.roll(text, -stage, axis=1), TARGET, target)
@@ -48,6 +49,11 @@ def slow(drafter, depth, params, text, length):
         out, entries = head.run(x, positions, sees, batch=1, stage=stage)
         kept.append(jax.tree.map(lambda x: x[:, :, 1:], entries))
         logits = head.logits(out[:, at][:, None], 1, TARGET, target, stage)[0, 0]
+        if getattr(head, "dependency", None) is not None:
+            above, state = state, head.norm(out[:, at][:, None])
+            if above is not None:
+                state = head.dependency(drafted[:, at][:, None], state, above)
+            logits = head.say(state, 1, TARGET, target)[0, 0]
         passed = head.passed(out, stage)
         if several:
             hidden = passed

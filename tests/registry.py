@@ -345,6 +345,9 @@ def cases(model, params, near=None, other=None):
         "eagle3": head(top, eagle3, (-1, 0, 1, 2), ("block", "coupled"), picks="iid"),
         "adaptive eagle3": adaptive(head(top, eagle3, trees.Expand(2, 3, 5), rules=())),
         "p-eagle": head(once, eagle3, TREE, ("rejection",), picks="distinct", mask_token=0),
+        "p-eagle dependent": head(
+            once, eagle3, TREE, ("rejection",), picks="distinct", mask_token=0, dependency_size=5
+        ),
         "mtp": head(MTP, modules, TREE, ("rejection",), picks="distinct", share_layers=True),
         "mtp distinct": head(MTP, modules, (-1, 0, 0, 1), normed_output=True),
         "mtp heads": head(ParallelHeads, parallel, (-1, 0, 0, 1), layer=1),

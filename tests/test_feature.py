@@ -70,6 +70,7 @@ class Staged(FeatureDrafter):
 EAGLE = EagleConfig(layer=LAYER, fc_bias=True, embedding_norm=True, head_norm=True)
 WINDOWED = dataclasses.replace(NARROW, window=5)
 PARALLEL = Eagle3Config(layer=WINDOWED, feature_size=12, mask_token=6, **ALL_3)
+DEPENDENT = dataclasses.replace(PARALLEL, own_embedding=True, dependency_size=5)
 DRAFTERS = {
     "eagle chain": Eagle(config=EAGLE, target=TARGET, topology=trees.chain(2)),
     "eagle3 expanded": Eagle3(
@@ -78,6 +79,9 @@ DRAFTERS = {
     "stages": Staged(config=TwoConfig(), target=TARGET, topology=trees.Tree((-1, 0, 0, 1, 2, 3))),
     "all at once": PEagle(
         config=PARALLEL, target=TARGET, layers=(1, 2), topology=trees.Tree((-1, 0, 0, 1, 3))
+    ),
+    "all at once, read": PEagle(
+        config=DEPENDENT, target=TARGET, layers=(1, 2), topology=trees.Expand(2, 3, 6)
     ),
 }
 
@@ -305,6 +309,10 @@ def test_what_no_head_can_be_is_named():
         (lambda: EagleConfig(layer=latent), "kv_rank=4"),
         (lambda: Eagle3Config(layer=LAYER, mask_token=11), "mask_token=11: .* 11 rows"),
         (lambda: PEagle(config=CONFIG_3, target=TARGET, layers=(1, 2)), "not trained to draft all"),
+        (
+            lambda: Eagle3Config(layer=LAYER, dependency_size=4),
+            "dependency_size=4 with mask_token=None: accepted are 0, and",
+        ),
         (lambda: check_vocab([0, 1, 11], 3, 11), "draft token 2 would be token 11 .* 11"),
         (lambda: check_vocab([0, 1, 1], 3, 11), "more than once, 1 for one"),
         (lambda: check_vocab([0, 1], 3, 11), "one integer for each of the 3"),

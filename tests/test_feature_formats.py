@@ -350,3 +350,31 @@ def test_what_a_config_of_speculators_leaves_out_has_the_packages_default(target
     for name, left_out in usual.items():
         found = specjax.load_drafter(edited(tmp_path / name, name, left_out), target)
         assert found.drafter == specjax.load_drafter(GOLDEN / name, target).drafter
+
+
+def test_heads_that_read_their_draft_have_a_layout_that_servers_refuse(target, tmp_path):
+    draw = np.random.default_rng(0)
+    sizes = {"norm": (16,), "gate_proj": (3, 48), "up_proj": (3, 48), "down_proj": (16, 3)}
+    named = {f"dependency.{n}.weight": s for n, s in sizes.items()} | {"mask_hidden": (1, 48)}
+    tensors = {name: draw.normal(size=size).astype(np.float32) for name, size in named.items()}
+    said = {"ptd_token_id": 5, "dependency_size": 3}
+    heads = specjax.load_drafter(edited(tmp_path / "a", "eagle3", said, **tensors), target)
+    for part, name in (("norm", "norm"), ("gate", "gate_proj"), ("down", "down_proj")):
+        found = heads.params["dependency"][part]["weight"]
+        assert np.array_equal(found, tensors[f"dependency.{name}.weight"])
+    specjax.save_drafter(heads.drafter, heads.params, tmp_path / "b")
+    written = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert said.items() <= written.items()
+    assert written["architectures"] == ["DependentPEagleDraftModel"]
+    again = specjax.load_drafter(tmp_path / "b", target)
+    assert again.drafter.config == heads.drafter.config and same(again.params, heads.params)
+    with pytest.raises(ValueError, match="dependency_size=3: no program that reads this layout"):
+        place, layout = tmp_path / "c", "eagle3-speculators"
+        specjax.save_drafter(heads.drafter, heads.params, place, format=layout)
+    for wrong, words in ((0, "dependency"), (4, "gate_proj.* is .3, 48., expected .4, 48.")):
+        other = said | {"dependency_size": wrong}
+        with pytest.raises(ValueError, match=words):
+            specjax.load_drafter(edited(tmp_path / f"w{wrong}", "eagle3", other, **tensors), target)
+    with pytest.raises(ValueError, match="dependency_size=3 with mask_token_id=None"):
+        del tensors["mask_hidden"], said["ptd_token_id"]
+        specjax.load_drafter(edited(tmp_path / "d", "eagle3", said, **tensors), target)

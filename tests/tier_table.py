@@ -17,8 +17,8 @@ __all__ = ["DEFAULT", "EVERYTHING", "FULL", "MERGE", "TABLE", "TIERS"]
 # vocabularies are in the merge tier
 COVER = (
     "draft|ngram|hybrid draft|adaptive ngram|redrafter|blockwise|medusa"
-    "|hydra prefix|mlp speculator|block|eagle|eagle3|p-eagle|mtp|mtp heads|tree per row|silent"
-    "|suffix tree|recycling|self|jacobi blocks|lookahead|unsure draft"
+    "|hydra prefix|mlp speculator|block|eagle|eagle3|mtp|mtp heads|tree per row|silent"
+    "|p-eagle dependent|suffix tree|recycling|self|jacobi blocks|lookahead|unsure draft"
 )
 DRAWN = (  # drafter and rule: ways to draw siblings and kinds of state once
     "plain-delta|draft-block|draft-rejection|draft tree iid-kseq|draft tree hub-hub"
@@ -147,7 +147,7 @@ LINES = {
     ],
     "test_feature.py": [
         ("faults_are_seen|usual_layers|no_head_can_be|must_write", DEFAULT),
-        (r"from_scratch\[eagle chain", MERGE),
+        (r"from_scratch\[(eagle chain|all at once, read)", MERGE),
         ("pending|after_a_longer|is_read|copies", MERGE),
         (EVERYTHING, FULL),
     ],

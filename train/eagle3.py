@@ -9,11 +9,13 @@ do not count, and the mean is over the positions that count (the authors' traine
 
 With ``parallel`` the recipe trains P-EAGLE, which drafts all K tokens in one pass: the steps after
 the first read the embedding of a mask token and a learned vector in place of the features. Every
-position is unrolled to every depth; the authors sample fewer positions for deeper steps.
+position is unrolled to every depth; the authors sample fewer positions for deeper steps. With
+``dependency_size`` each depth after the first also reads the token before the one that it predicts,
+which is the text's here (``specjax/drafters/dependency.py``).
 
 ``init`` takes a trained head, or one with fewer layers, to which layers are added that at first
-change nothing. With ``parallel`` it also takes an EAGLE-3 head, which drafts the first token as
-before, and learns to draft the others at once.
+change nothing, or one without a dependency, to which one is added. With ``parallel`` it also takes
+an EAGLE-3 head, which drafts the first token as before, and learns to draft the others at once.
 
 References: EAGLE-3, 2503.01840; P-EAGLE, 2602.01469.
 """
@@ -61,19 +63,25 @@ class Eagle3TrainingConfig(frozen.FrozenConfig):
     num_layers: int = 1  # layers of the head, of which the first reads embeddings
     parallel: bool = False  # P-EAGLE: all tokens are drafted in one pass
     mask_token: int = -1  # with parallel, a mask's; -1: an unused row, else end of text
+    dependency_size: int = 0  # with parallel: see specjax.drafters.eagle3.Eagle3Config
     window: int = 0  # tokens that the head attends to, at least data.length; 0: the whole text
     teacher_share: float = 1.0  # always 1: the head learns the target's law
 
     def __post_init__(self):
         super().__post_init__()
         sizes = "draft_vocab_size", "hidden_size", "head_dim", "intermediate_size", "window"
-        least = dict.fromkeys(sizes, 0) | dict(num_layers=1)
+        least = dict.fromkeys((*sizes, "dependency_size"), 0) | dict(num_layers=1)
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least {bound}")
         if 0 < self.window < self.data.length:
             raise ConfigError(
                 f"window={self.window}; accepted: 0, or at least data.length={self.data.length}"
+            )
+        if self.dependency_size and not self.parallel:
+            raise ConfigError(
+                f"dependency_size={self.dependency_size} without parallel: an EAGLE-3 head reads "
+                "its own draft in each pass; leave it out, or give parallel=true"
             )
         if self.teacher_share != 1:
             raise ConfigError(
@@ -161,8 +169,9 @@ def grown(drafter: eagle3.Eagle3, params, found):
     if type(theirs) not in kinds or theirs.config.layer.num_layers > count:
         return found
     weights = dict(found.params)
-    if ours.mask_token is not None:
-        weights.setdefault("mask_hidden", params["mask_hidden"])
+    for name in ("mask_hidden", "dependency"):
+        if name in params:
+            weights.setdefault(name, params[name])
     blocks = dict(weights["blocks"])
     for i in range(len(blocks), count):
         block = params["blocks"][i]
@@ -173,7 +182,8 @@ def grown(drafter: eagle3.Eagle3, params, found):
     weights["blocks"] = blocks
     mask = theirs.config.mask_token if type(theirs) is type(drafter) else ours.mask_token
     layer = dataclasses.replace(theirs.config.layer, num_layers=count)
-    shape = dataclasses.replace(theirs.config, layer=layer, mask_token=mask)
+    size = theirs.config.dependency_size or ours.dependency_size
+    shape = dataclasses.replace(theirs.config, layer=layer, mask_token=mask, dependency_size=size)
     kind = type(drafter)(config=shape, target=theirs.target, layers=theirs.layers)
     return dataclasses.replace(found, drafter=kind, params=weights)
 
@@ -206,6 +216,7 @@ def make_eagle3(config: Eagle3TrainingConfig, setting: frozen.Setting) -> Heads:
         fc_norm=config.fc_norm,
         normed_output=config.normed_output,
         mask_token=mask,
+        dependency_size=config.dependency_size,
     )
     drafter = kind(config=shape, target=target, layers=layers)
     table = target.head_table(lm.params)[vocab]
@@ -225,11 +236,16 @@ def make_eagle3(config: Eagle3TrainingConfig, setting: frozen.Setting) -> Heads:
         steps = rows.steps(config.num_heads)
         known = jnp.concatenate([rows.states(0, steps, i) for i in layers], axis=0)
         read = rows.embedded(head, target, target_params, config.num_heads)
+        drafted = list(read)  # the embedding of the token before the one that each step predicts
         if config.parallel:
             blank = head.embed(jnp.full((1, 1), mask, jnp.int32), target, target_params)
             read[1:] = [jnp.broadcast_to(blank, read[0].shape)] * (config.num_heads - 1)
         outs = unroll(head, head.read(known), read, rows.segments[:, :steps])
-        return [(head.lm_head.weight[...], None, head.norm(out)) for out in outs]
+        states = [head.norm(out) for out in outs]
+        if head.dependency is not None:
+            for k in range(1, len(states)):
+                states[k] = head.dependency(drafted[k], states[k], states[k - 1])
+        return [(head.lm_head.weight[...], None, state) for state in states]
 
     return Heads(
         drafter=drafter,

@@ -21,6 +21,11 @@ A P-EAGLE head has a ``mask_hidden [1, 3 F]`` too, and its config says which tok
 stands for drafted tokens: ``mask_token_id`` (speculators), ``pard_token`` or ``ptd_token_id``
 (vLLM).
 
+A P-EAGLE head whose depths read the draft (``dependency.py``) has ``dependency.norm.weight [E]``,
+``dependency.{gate,up}_proj.weight [R, E + 2 H]`` and ``dependency.down_proj.weight [H, R]``, E the
+width of the embeddings, and a config with ``dependency_size`` R. This is an extension of the layout
+that no server reads, so the config names an architecture that servers refuse.
+
 A table of embeddings that equals the target's is not kept twice.
 """
 
@@ -48,6 +53,7 @@ from .weights import (
 
 DESCRIPTION = "EAGLE-3's (fc.weight, midlayer... or layers.0..., lm_head.weight, d2t)"
 DRAFTER, WEIGHTS_FILE = Eagle3, "model"
+DEPENDENT = "DependentPEagleDraftModel"
 _EMBEDDING = "embed_tokens.weight"
 _BLANK = "mask_hidden"
 _MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
@@ -93,6 +99,8 @@ def load(config: Mapping, tensors: Mapping, target):
     check_integers(draft_vocab_size=said, target_hidden_size=size)
     head = tensors["lm_head.weight"].shape[0] if "lm_head.weight" in tensors else 0
     flags = flags_of(config, norm_before_residual=False, norm_output=False)
+    dependency = config.get("dependency_size") or 0
+    check_integers(dependency_size=dependency)
     mask = next((key for key in _MASKS if config.get(key) is not None), _MASKS[0])
     with file_keys({mask: "mask_token", "target_hidden_size": "feature_size"}):
         shape = Eagle3Config(
@@ -107,6 +115,7 @@ def load(config: Mapping, tensors: Mapping, target):
             head_bias="lm_head.bias" in tensors,
             own_embedding=_has_own_table(tensors, target),
             mask_token=_mask(config, tensors, size * len(layers)),
+            dependency_size=dependency,
         )
     if not head and said != vocab:
         raise ValueError(
@@ -145,8 +154,10 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
             f"format='eagle3': not all that read this layout know {', '.join(wrong)}; take "
             "'eagle3-speculators'"
         )
-    config = layer_hf(shape.layer) | {"architectures": ["LlamaForCausalLMEagle3"]}
-    config |= options(drafter)
+    named = DEPENDENT if shape.dependency_size else "LlamaForCausalLMEagle3"
+    config = layer_hf(shape.layer) | {"architectures": [named]} | options(drafter)
+    if shape.dependency_size:
+        config["dependency_size"] = shape.dependency_size
     if not shape.draft_vocab_size:
         config["draft_vocab_size"] = None  # with a number SGLang's own LM head stays random
     first = "midlayer." if shape.layer.num_layers == 1 else "layers.0."
@@ -216,6 +227,10 @@ def names(shape: Eagle3Config, first: str = "midlayer.", old_norms: bool = False
     for i in range(shape.layer.num_layers):
         named |= block_names(shape.layer, i, f"layers.{i}." if i else first, ())
     named[f"{first}hidden_norm.weight"] = ("blocks", 0, "hidden_norm", "weight")
+    if shape.dependency_size:
+        parts = {"norm": "norm", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+        for name, part in parts.items():
+            named[f"dependency.{name}.weight"] = ("dependency", part, "weight")
     return named
 
 

@@ -40,6 +40,11 @@ def load(config: Mapping, tensors: Mapping, target):
 def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
     if drafter.config.fc_bias or drafter.config.head_bias:
         raise ValueError("format='eagle3-speculators': the layout has no biases of fc and LM head")
+    if drafter.config.dependency_size:
+        raise ValueError(
+            f"format='eagle3-speculators': dependency_size={drafter.config.dependency_size}: no "
+            "program that reads this layout knows depths that read the draft; take 'eagle3'"
+        )
     layer = drafter.config.layer
     if layer.qkv_bias != layer.o_bias:
         raise ValueError(

@@ -33,6 +33,7 @@ from .._internal.optional import required, unset
 from ..models.config import DecoderConfig
 from ..models.decoder import Attention, DecoderLayer
 from ..models.layers import Linear, Norm
+from .dependency import Dependency
 from .eagle import check_layer, own_table
 from .feature import FeatureDrafter
 from .feature_module import FeatureModule, logits_of
@@ -63,6 +64,8 @@ class Eagle3Config(SizesOfLayer):
         read.
       mask_token: of a P-EAGLE head, the token that stands for drafted ones; the weights then have a
         ``mask_hidden``, which stands for their features (``peagle.py``). None: an EAGLE-3 head.
+      dependency_size: of a P-EAGLE head, R of the layer by which a depth reads the token drafted
+        before it (``dependency.py``); 0: depths read nothing of the draft, as published.
     """
 
     layer: DecoderConfig
@@ -76,6 +79,7 @@ class Eagle3Config(SizesOfLayer):
     head_bias: bool = False
     own_embedding: bool = False
     mask_token: int | None = None
+    dependency_size: int = 0
 
     def __post_init__(self):
         check_layer(self.layer)
@@ -103,6 +107,12 @@ class Eagle3Config(SizesOfLayer):
         if self.mask_token is not None and not 0 <= self.mask_token < self.vocab_size:
             raise ValueError(
                 f"mask_token={self.mask_token}: the table of embeddings has {self.vocab_size} rows"
+            )
+        if self.dependency_size < 0 or (self.dependency_size and self.mask_token is None):
+            raise ValueError(
+                f"dependency_size={self.dependency_size} with mask_token={self.mask_token}: "
+                "accepted are 0, and for a P-EAGLE head, which has a mask token, at least 1 "
+                "(an EAGLE-3 head reads its draft anyway)"
             )
 
     @property
@@ -174,6 +184,8 @@ class Eagle3Head(FeatureModule):
             drawn = jax.random.normal(rngs.params(), (num * wide,))
             blank = nnx.Param(drawn.astype(param_dtype))
         self.mask_hidden = blank
+        own, sizes = config.dependency_size, (c, config.embedding_size, config.dependency_size)
+        self.dependency = Dependency(*sizes, **common) if own else None
 
     def read(self, features):
         """``g``, ``[H, M]``, of the target's features ``[num_features * F, M]``."""
@@ -195,11 +207,13 @@ class Eagle3Head(FeatureModule):
         return self.norm(out) if self.config.normed_output else out
 
     def logits(self, out, batch, target, params, stage=0):
-        x = self.norm(out)
-        return target.head(params, x, batch) if self.lm_head is None else self.say(x, batch)
+        return self.say(self.norm(out), batch, target, params)
 
-    def say(self, x: jax.Array, batch: int) -> jax.Array:
-        """Logits float32 ``[B, N, Vd]`` of the head's LM head, for normed ``[H, B * N]``."""
+    def say(self, x: jax.Array, batch: int, target, params) -> jax.Array:
+        """Logits float32 ``[B, N, Vd]`` of normed states ``[H, B * N]``, by the head's LM head or
+        the target's."""
+        if self.lm_head is None:
+            return target.head(params, x, batch)
         return logits_of(self.lm_head, x, batch)
 
 

@@ -8,6 +8,9 @@ only their positions differ, each one further. They see all pairs of committed t
 the depths before. The logits are equal to those of github.com/vllm-project/speculators' ``peagle``
 for random weights (``tests/golden/features/peagle``).
 
+With ``config.dependency_size``, which is an addition of this project, the pass is the same, and a
+small layer then gives each further depth the token that was drafted before it (``dependency.py``).
+
 Lossless: yes, as ``eagle3.py``.
 
 Example::
@@ -25,8 +28,9 @@ import dataclasses
 import jax.numpy as jnp
 
 from .._internal.optional import required
+from ..trees.levels import depth_of
 from .eagle3 import Eagle3
-from .heads import independent_level
+from .heads import independent_level, states_of_parents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +38,9 @@ class PEagle(Eagle3):
     """Drafts with an EAGLE-3 head whose ``config.mask_token`` is set, in one pass a round.
 
     That is the pass which reads what the last round accepted, wider by one column for each depth
-    but the first. Since nothing of the draft is read, a tree has the same tokens below every node
-    of a depth. Any depth can be drafted; depths that were not trained are seldom accepted.
+    but the first. Without a dependency nothing of the draft is read, so that a tree has the same
+    tokens below every node of a depth. Any depth can be drafted; depths that were not trained are
+    seldom accepted.
 
     Raises:
       ValueError: the head has no mask token, so it was not trained to draft all depths at once.
@@ -53,11 +58,24 @@ class PEagle(Eagle3):
         super().__post_init__()
 
     def make_level(self, params, target_params, state, context, caught=None):
-        return independent_level(lambda: required(caught, "caught")[0])
+        head, (found, _) = self.heads(params), required(caught, "caught")
+        if head.dependency is None:
+            return independent_level(lambda: found)
+        hidden = found  # [H, B, D]
+
+        def level(above, grown, since):
+            tokens = grown.tokens[:, since:]
+            here = jnp.repeat(hidden[:, :, depth_of(grown, since)], tokens.shape[1], axis=1)
+            if since:
+                embedded = head.embed(tokens, self.target, target_params)
+                here = head.dependency(embedded, here, states_of_parents(above, grown, since))
+            return head.say(here, len(tokens), self.target, target_params), here
+
+        return level, ()
 
     def _root(self, head, target_params, cache, features, tokens, start, count):
-        """As ``FeatureReader._root``, with logits ``[B, D, V]`` of all depths: one pass over pairs
-        and masks."""
+        """As ``FeatureReader._root``, with logits ``[B, D, V]`` of all depths, or with their normed
+        states ``[H, B, D]`` where logits depend on the draft: one pass over pairs and masks."""
         (batch, pairs), masks = tokens.shape, self.depth - 1
         blank = jnp.broadcast_to(head.mask_hidden[...], (batch, masks, features.shape[2]))
         features = jnp.concatenate([features, blank.astype(features.dtype)], axis=1)
@@ -81,6 +99,10 @@ class PEagle(Eagle3):
         out = out.reshape(len(out), batch, -1)
         where = jnp.concatenate([last, jnp.broadcast_to(index[pairs:], (batch, masks))], axis=1)
         out = jnp.take_along_axis(out, where[None], axis=2)
-        logits = head.logits(out.reshape(len(out), -1), batch, self.target, target_params)
+        found = head.norm(out.reshape(len(out), -1))
+        if head.dependency is None:
+            found = head.say(found, batch, self.target, target_params)
+        else:
+            found = found.reshape(out.shape)
         kept = tuple(tuple(x[:, :, :pairs] for x in layer) for layer in entries)
-        return logits, (out[:, :, 0],), (kept,)
+        return found, (out[:, :, 0],), (kept,)

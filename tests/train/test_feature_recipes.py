@@ -40,6 +40,7 @@ RECIPES = {
     "eagle3": ["layers=[0, 1]", "draft_vocab_size=40"],
     "narrow": ["layers=[0, 1]", "hidden_size=8", "head_dim=4", "intermediate_size=12"],
     "p-eagle": ["layers=[0, 1]", "draft_vocab_size=40", "parallel=true", "num_layers=2"],
+    "dependent": ["layers=[0, 1]", "draft_vocab_size=40", "parallel=true", "dependency_size=6"],
     "eagle": ["top_k=4", "noise=0.1"],  # HASS's loss, and the noise
     "mtp": ["share_layers=false"],
     "block": ["layers=[1]", "num_layers=1", "num_anchors=6"],
@@ -55,6 +56,7 @@ RECIPES["dflash2"] = ["kind=dflash2", "layers=[1]", "num_layers=1", "num_anchors
 RECIPES["dflash2"] += ["num_candidates=9"]
 RECIPES["lilicorr"] = ["kind=lilicorr", "layers=[1]", "num_layers=1", "num_anchors=6", *LATTICE]
 MODULES = {"eagle3": eagle3, "narrow": eagle3, "p-eagle": eagle3, "eagle": eagle, "mtp": mtp}
+MODULES["dependent"] = eagle3
 BLOCKS = {"block": block, "dspark": dspark, "domino": block_heads, "xpress": block_heads}
 BLOCKS |= {"lilicorr": block_heads, "dflash2": block_heads, "specdiff": specdiff, "jetspec": block}
 MODULES |= BLOCKS
@@ -118,21 +120,22 @@ def test_heads_that_are_gone_on_with_keep_their_vocabulary_and_hidden_states(pla
         frozen.starting_params(made, setting.lm, eagle3.make_eagle3(made, setting))
 
 
-def test_an_added_layer_and_a_mask_change_nothing_of_the_first_token_at_first(place, tmp_path):
+def test_what_is_added_to_a_head_changes_nothing_of_the_first_token_at_first(place, tmp_path):
     _, setting, built = make(place, "eagle3")
     head_export.export_heads(tmp_path, setting.lm, built.drafter, built.publish(built.params))
     init = f"init={tmp_path / head_export.MODEL}"
     rows = make_reader(setting.lm.config, setting.end_of_text, built.layers)
     rows = rows(setting.lm.params, next(setting.batches))
     said = []
-    for name in ("eagle3", "p-eagle"):
+    for name in ("eagle3", "p-eagle", "dependent"):
         made, setting = setting_of(place, eagle3.Config, *RECIPES[name], init, "num_heads=1")
         grown = eagle3.make_eagle3(made, setting)
         begun = frozen.starting_params(made, setting.lm, grown)
         said.append(logits_of(grown.outputs(begun, setting.lm.params, rows)[0]))
         assert jax.tree.structure(begun) == jax.tree.structure(grown.params)
     assert np.std(said[0]) > 0.1
-    np.testing.assert_array_equal(*said)
+    for other in said[1:]:
+        np.testing.assert_array_equal(said[0], other)
 
     made, setting = setting_of(place, eagle3.Config, *RECIPES["p-eagle"], init, "head_dim=4")
     with pytest.raises(config.ConfigError, match=r"another shape .*layer.head_dim: 8 -> 4"):
