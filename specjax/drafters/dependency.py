@@ -9,9 +9,11 @@ once, ``e`` the head's embeddings, and ``x_{k-1}`` the token drafted before. Whe
 nothing of the draft, it must guess that token before it can guess its own. This layer costs two
 thin products a depth, where a decoder layer would cost a pass.
 
-Domino's correction (arXiv 2605.29707) is the model: there a gated recurrent unit carries the tokens
-before, and a second table adds to the logits. Here the state itself is carried, and the correction
-is added before the LM head, so that no second table over the vocabulary is read.
+In Domino a gated recurrent unit carries the tokens before, and a second table adds to the logits.
+Here the state itself is carried, and the correction is added before the LM head, so that no second
+table over the vocabulary is read. Clover gives parallel heads the tokens before by an attention.
+
+References: none for this layer; its models are Domino, arXiv 2605.29707, and Clover, 2405.00263.
 """
 
 from __future__ import annotations
