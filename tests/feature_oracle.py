@@ -52,7 +52,7 @@ def slow(drafter, depth, params, text, length):
         if getattr(head, "dependency", None) is not None:
             above, state = state, head.norm(out[:, at][:, None])
             if above is not None:
-                state = head.dependency(drafted[:, at][:, None], state, above)
+                state = state + dependency(params, drafted[:, at][:, None], state, above)
             logits = head.say(state, 1, TARGET, target)[0, 0]
         passed = head.passed(out, stage)
         if several:
@@ -61,6 +61,15 @@ def slow(drafter, depth, params, text, length):
             at = at + 1
             hidden = hidden.at[:, at].set(passed[:, at - 1])
     return logits, kept
+
+
+def dependency(params, embedded, hidden, above):
+    """What a P-EAGLE head adds to a state where it reads its draft, by the published formula."""
+    own = jax.tree.map(jnp.asarray, params["drafter"]["dependency"])
+    scale = jnp.sqrt(jnp.mean(embedded**2, axis=0) + SHAPE.norm_eps)
+    read = jnp.concatenate([own["norm"]["weight"][:, None] * embedded / scale, hidden, above])
+    gate, up = (own[name]["weight"] @ read for name in ("gate", "up"))
+    return own["down"]["weight"] @ (gate / (1 + jnp.exp(-gate)) * up)
 
 
 def ids_of(drafter, params):

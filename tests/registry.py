@@ -113,7 +113,7 @@ def cases(model, params, near=None, other=None):
 
     def eagle3(hidden_size, vocab_size, **shape):
         vocab = dict(draft_vocab_size=vocab_size - 1)
-        return Eagle3Config(layer=layer, num_features=1, **vocab, **shape)
+        return Eagle3Config(layer=layer, num_features=1, **vocab | shape)
 
     def modules(hidden_size, vocab_size, **shape):
         return MTPConfig(layer=layer, num_modules=2, **shape)
@@ -347,6 +347,12 @@ def cases(model, params, near=None, other=None):
         "p-eagle": head(once, eagle3, TREE, ("rejection",), picks="distinct", mask_token=0),
         "p-eagle dependent": head(
             once, eagle3, TREE, ("rejection",), picks="distinct", mask_token=0, dependency_size=5
+        ),
+        "adaptive p-eagle dependent": adaptive(  # whose nodes with children are 1, 2 and 1
+            head(
+                *(once, eagle3, (-1, 0, 0, 1, 2, 3)),
+                **dict(rules=(), mask_token=0, dependency_size=5, draft_vocab_size=0),
+            )
         ),
         "mtp": head(MTP, modules, TREE, ("rejection",), picks="distinct", share_layers=True),
         "mtp distinct": head(MTP, modules, (-1, 0, 0, 1), normed_output=True),

@@ -70,7 +70,7 @@ class Staged(FeatureDrafter):
 EAGLE = EagleConfig(layer=LAYER, fc_bias=True, embedding_norm=True, head_norm=True)
 WINDOWED = dataclasses.replace(NARROW, window=5)
 PARALLEL = Eagle3Config(layer=WINDOWED, feature_size=12, mask_token=6, **ALL_3)
-DEPENDENT = dataclasses.replace(PARALLEL, own_embedding=True, dependency_size=5)
+DEPENDENT = dataclasses.replace(PARALLEL, dependency_size=5)  # which reads embeddings 12 wide
 DRAFTERS = {
     "eagle chain": Eagle(config=EAGLE, target=TARGET, topology=trees.chain(2)),
     "eagle3 expanded": Eagle3(

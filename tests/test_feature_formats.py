@@ -352,12 +352,12 @@ def test_what_a_config_of_speculators_leaves_out_has_the_packages_default(target
         assert found.drafter == specjax.load_drafter(GOLDEN / name, target).drafter
 
 
-def test_heads_that_read_their_draft_have_a_layout_that_servers_refuse(target, tmp_path):
+def test_heads_that_read_their_draft_name_an_architecture_of_their_own(target, tmp_path):
     draw = np.random.default_rng(0)
     sizes = {"norm": (16,), "gate_proj": (3, 48), "up_proj": (3, 48), "down_proj": (16, 3)}
     named = {f"dependency.{n}.weight": s for n, s in sizes.items()} | {"mask_hidden": (1, 48)}
     tensors = {name: draw.normal(size=size).astype(np.float32) for name, size in named.items()}
-    said = {"ptd_token_id": 5, "dependency_size": 3}
+    said = {"ptd_token_id": 5, "dependency_size": 3, "norm_before_residual": True}
     heads = specjax.load_drafter(edited(tmp_path / "a", "eagle3", said, **tensors), target)
     for part, name in (("norm", "norm"), ("gate", "gate_proj"), ("down", "down_proj")):
         found = heads.params["dependency"][part]["weight"]
@@ -368,7 +368,11 @@ def test_heads_that_read_their_draft_have_a_layout_that_servers_refuse(target, t
     assert written["architectures"] == ["DependentPEagleDraftModel"]
     again = specjax.load_drafter(tmp_path / "b", target)
     assert again.drafter.config == heads.drafter.config and same(again.params, heads.params)
-    with pytest.raises(ValueError, match="dependency_size=3: no program that reads this layout"):
+    speculators = {"speculators_model_type": "peagle", "transformer_layer_config": {"x": 1}}
+    with pytest.raises(ValueError, match="dependency_size=3: no other program that reads"):
+        place = edited(tmp_path / "e", "eagle3", said | speculators, **tensors)
+        specjax.load_drafter(place, target)
+    with pytest.raises(ValueError, match="dependency_size=3: no other program that reads"):
         place, layout = tmp_path / "c", "eagle3-speculators"
         specjax.save_drafter(heads.drafter, heads.params, place, format=layout)
     for wrong, words in ((0, "dependency"), (4, "gate_proj.* is .3, 48., expected .4, 48.")):

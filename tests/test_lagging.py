@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 MODEL, PARAMS = bag(13, 3, features=8)
 CASES = cases(MODEL, PARAMS)
 PROMPTS, LENGTHS = np.asarray([[1, 2, 3], [4, 5, 0]], np.int32), np.asarray([3, 2])
-HEADS = ("eagle3", "mtp distinct", "p-eagle", "kangaroo", "block", "dspark", "lilicorr")
+HEADS = ("eagle3", "mtp distinct", "p-eagle dependent", "kangaroo", "block", "dspark", "lilicorr")
 WINDOW = " over a window"
 RESTS, NEW = 9, 34  # more rests than are read in one pass, or than there is room for
 

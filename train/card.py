@@ -49,6 +49,7 @@ class Export:
       settings: ``config.resolved``, the recipe's name included.
       target: the name of the drafter's target; empty: the export is a target.
       fingerprint: the fingerprint of that target's weights; empty: there is none.
+      served: whether other programs read the export, where they read its layout.
     """
 
     folder: Path
@@ -57,6 +58,7 @@ class Export:
     settings: dict
     target: str = ""
     fingerprint: str = ""
+    served: bool = True
 
 
 def write(export: Export, config: CardConfig, facts: dict) -> Path:
@@ -151,7 +153,8 @@ def _use(export: Export, config: CardConfig) -> str:
         f'```py\nimport specjax\n\nlm = specjax.load("{target}")\ndrafter = {loaded}\n'
         'print(specjax.generate(lm, "...", drafter=drafter).text)\n```',
     ]
-    known = target not in EMBEDDED  # servers cannot load models of this package by name
+    # servers cannot load models of this package by name
+    known = export.served and target not in EMBEDDED
     if known and (method := VLLM.get(export.layout)):
         heads = _setting(export, "num_heads") if method in ONE_EACH else None
         facts = {"method": method, "model": name, "num_speculative_tokens": min(3, heads or 3)}

@@ -10,8 +10,8 @@ do not count, and the mean is over the positions that count (the authors' traine
 With ``parallel`` the recipe trains P-EAGLE, which drafts all K tokens in one pass: the steps after
 the first read the embedding of a mask token and a learned vector in place of the features. Every
 position is unrolled to every depth; the authors sample fewer positions for deeper steps. With
-``dependency_size`` each depth after the first also reads the token before the one that it predicts,
-which is the text's here (``specjax/drafters/dependency.py``).
+``dependency_size`` each depth after the first also reads the token before the one that it predicts;
+in training that is the token of the text (``specjax/drafters/dependency.py``).
 
 ``init`` takes a trained head, or one with fewer layers, to which layers are added that at first
 change nothing, or one without a dependency, to which one is added. With ``parallel`` it also takes
@@ -63,7 +63,7 @@ class Eagle3TrainingConfig(frozen.FrozenConfig):
     num_layers: int = 1  # layers of the head, of which the first reads embeddings
     parallel: bool = False  # P-EAGLE: all tokens are drafted in one pass
     mask_token: int = -1  # with parallel, a mask's; -1: an unused row, else end of text
-    dependency_size: int = 0  # with parallel: see specjax.drafters.eagle3.Eagle3Config
+    dependency_size: int = 0  # with parallel, size of the layer that reads the draft; 0: none
     window: int = 0  # tokens that the head attends to, at least data.length; 0: the whole text
     teacher_share: float = 1.0  # always 1: the head learns the target's law
 
@@ -154,9 +154,10 @@ def draft_vocab(config: Eagle3TrainingConfig, setting: frozen.Setting, size: int
 def grown(drafter: eagle3.Eagle3, params, found):
     """Makes heads like ``drafter`` from ``found``, an EAGLE-3 head or one with fewer layers.
 
-    Added layers write zeros to the residual stream. They and the features of a mask are those of
-    ``params``, new weights for ``drafter``. Heads of another kind or shape are returned as they
-    are, but for the number of layers and the mask.
+    Added layers write zeros to the residual stream, and an added dependency to the states. They and
+    the features of a mask are those of ``params``, new weights for ``drafter``. Heads of another
+    kind or shape are returned as they are, but for the number of layers, the mask and the
+    dependency.
 
     Args:
       drafter: the drafter to be trained.
@@ -169,9 +170,11 @@ def grown(drafter: eagle3.Eagle3, params, found):
     if type(theirs) not in kinds or theirs.config.layer.num_layers > count:
         return found
     weights = dict(found.params)
-    for name in ("mask_hidden", "dependency"):
-        if name in params:
-            weights.setdefault(name, params[name])
+    if ours.mask_token is not None:
+        weights.setdefault("mask_hidden", params["mask_hidden"])
+    if ours.dependency_size:
+        silent = jax.tree.map(jnp.zeros_like, params["dependency"]["down"])
+        weights.setdefault("dependency", {**params["dependency"], "down": silent})
     blocks = dict(weights["blocks"])
     for i in range(len(blocks), count):
         block = params["blocks"][i]

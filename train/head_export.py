@@ -50,5 +50,6 @@ def finish(config, lm, drafter: Drafter, params, prompts: dict) -> None:
     """Measures exported heads and writes their report, see ``report.finish``."""
     where, layout = Path(config.run.folder) / MODEL, layout_of(lm, drafter, params)
     whose = lm.name, lm.checkpoint
-    made = card.Export(where, layout, drafter.name, resolved(config), *whose)
+    served = not getattr(drafter.config, "dependency_size", 0)  # an extension of a served layout
+    made = card.Export(where, layout, drafter.name, resolved(config), *whose, served=served)
     report.finish(config, made, lm, specjax.load_drafter(where, lm), prompts)

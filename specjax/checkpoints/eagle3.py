@@ -24,7 +24,7 @@ stands for drafted tokens: ``mask_token_id`` (speculators), ``pard_token`` or ``
 A P-EAGLE head whose depths read the draft (``dependency.py``) has ``dependency.norm.weight [E]``,
 ``dependency.{gate,up}_proj.weight [R, E + 2 H]`` and ``dependency.down_proj.weight [H, R]``, E the
 width of the embeddings, and a config with ``dependency_size`` R. This is an extension of the layout
-that no server reads, so the config names an architecture that servers refuse.
+that no server reads, so the config names an architecture that no server knows.
 
 A table of embeddings that equals the target's is not kept twice.
 """
@@ -138,17 +138,24 @@ def load(config: Mapping, tensors: Mapping, target):
 
 def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
     shape, wrong = drafter.config, []
-    if shape.norm_before_residual:
-        wrong.append("norm_before_residual")
-    if shape.fc_norm == "whole":
-        wrong.append("fc_norm='whole'")
-    wrong += [key for key in ("head_bias", "fc_bias") if getattr(shape, key)]
+    if not shape.dependency_size:  # which no other program reads
+        if shape.norm_before_residual:
+            wrong.append("norm_before_residual")
+        if shape.fc_norm == "whole":
+            wrong.append("fc_norm='whole'")
+        wrong += [key for key in ("head_bias", "fc_bias") if getattr(shape, key)]
+        if shape.own_embedding and shape.feature_size == shape.hidden_size:
+            wrong.append("own_embedding")  # SGLang puts the target's in its place
+        if shape.layer.num_layers > 1 and shape.mask_token is None:
+            wrong.append(f"layer.num_layers={shape.layer.num_layers}")
     biases = ("qkv_bias", "o_bias", "mlp_bias")
-    wrong += [f"layer.{key}" for key in ("qk_norm", *biases) if getattr(shape.layer, key)]
-    if shape.own_embedding and shape.feature_size == shape.hidden_size:
-        wrong.append("own_embedding")  # SGLang puts the target's in its place
-    if shape.layer.num_layers > 1 and shape.mask_token is None:
-        wrong.append(f"layer.num_layers={shape.layer.num_layers}")
+    inner = [f"layer.{key}" for key in ("qk_norm", *biases) if getattr(shape.layer, key)]
+    if inner and shape.dependency_size:
+        raise ValueError(
+            f"dependency_size={shape.dependency_size} with {', '.join(inner)}: no layout holds "
+            "both; train a head without one of them"
+        )
+    wrong += inner
     if wrong:
         raise ValueError(
             f"format='eagle3': not all that read this layout know {', '.join(wrong)}; take "

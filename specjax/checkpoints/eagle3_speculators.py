@@ -23,6 +23,10 @@ from .layers import layer_hf, rope_of
 DESCRIPTION = "speculators' of EAGLE-3 and P-EAGLE (speculators_model_type: eagle3, peagle)"
 DRAFTER, WEIGHTS_FILE = Eagle3, "model"
 KINDS = (("eagle3", "Eagle3DraftModel"), ("peagle", "PEagleDraftModel"))
+_NO_DEPENDENCY = (
+    "no other program that reads speculators' layout knows depths that read the draft; the layout "
+    "'eagle3' holds such heads"
+)
 
 
 def matches(config: Mapping, names: set[str]) -> bool:
@@ -33,6 +37,8 @@ def load(config: Mapping, tensors: Mapping, target):
     layer = config.get("transformer_layer_config")
     if not layer:
         raise ValueError("the config.json of a speculator lacks transformer_layer_config")
+    if config.get("dependency_size"):
+        raise ValueError(f"dependency_size={config['dependency_size']}: {_NO_DEPENDENCY}")
     own = {key: value for key, value in config.items() if key not in ("model_type", "vocab_size")}
     return eagle3.load(own | rope_of(config) | layer, tensors, target)
 
@@ -42,8 +48,8 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
         raise ValueError("format='eagle3-speculators': the layout has no biases of fc and LM head")
     if drafter.config.dependency_size:
         raise ValueError(
-            f"format='eagle3-speculators': dependency_size={drafter.config.dependency_size}: no "
-            "program that reads this layout knows depths that read the draft; take 'eagle3'"
+            f"format='eagle3-speculators': dependency_size={drafter.config.dependency_size}: "
+            f"{_NO_DEPENDENCY}"
         )
     layer = drafter.config.layer
     if layer.qkv_bias != layer.o_bias:

@@ -6,14 +6,15 @@
 
 ``h_k`` is the normed state of a depth, which one pass of the head's layers makes for all depths at
 once, ``e`` the head's embeddings, and ``x_{k-1}`` the token drafted before. Where a depth reads
-nothing of the draft, it must guess that token before it can guess its own. This layer costs two
-thin products a depth, where a decoder layer would cost a pass.
+nothing of the draft, it must guess that token before it can guess its own. With this layer a depth
+costs two thin products and the LM head, which is otherwise read once for all depths; a decoder
+layer would cost a pass.
 
 In Domino a gated recurrent unit carries the tokens before, and a second table adds to the logits.
 Here the state itself is carried, and the correction is added before the LM head, so that no second
 table over the vocabulary is read. Clover gives parallel heads the tokens before by an attention.
 
-References: none for this layer; its models are Domino, arXiv 2605.29707, and Clover, 2405.00263.
+References: none for this layer, which follows Domino, arXiv 2605.29707, and Clover, 2405.00263.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class Eagle3Config(SizesOfLayer):
         read.
       mask_token: of a P-EAGLE head, the token that stands for drafted ones; the weights then have a
         ``mask_hidden``, which stands for their features (``peagle.py``). None: an EAGLE-3 head.
-      dependency_size: of a P-EAGLE head, R of the layer by which a depth reads the token drafted
-        before it (``dependency.py``); 0: depths read nothing of the draft, as published.
+      dependency_size: R, the size of the layer by which a depth of a P-EAGLE head reads the token
+        drafted before it (``dependency.py``); 0: depths read nothing of the draft, as published.
     """
 
     layer: DecoderConfig
@@ -184,8 +184,8 @@ class Eagle3Head(FeatureModule):
             drawn = jax.random.normal(rngs.params(), (num * wide,))
             blank = nnx.Param(drawn.astype(param_dtype))
         self.mask_hidden = blank
-        own, sizes = config.dependency_size, (c, config.embedding_size, config.dependency_size)
-        self.dependency = Dependency(*sizes, **common) if own else None
+        sizes = c, config.embedding_size, config.dependency_size
+        self.dependency = Dependency(*sizes, **common) if config.dependency_size else None
 
     def read(self, features):
         """``g``, ``[H, M]``, of the target's features ``[num_features * F, M]``."""

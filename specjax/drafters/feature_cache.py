@@ -161,8 +161,9 @@ class FeatureReader(HeadDrafter):
         """Reads what is pending, and commits it in rows that are not finished (``every``: in all).
 
         Returns:
-          the state; and ``(logits, hidden)``: the logits ``[B, 1, V]`` below the root, and what
-          the last true pair of each stage passes on, ``[H, B]``.
+          the state; and ``(logits, hidden)``: the logits ``[B, 1, V]`` below the root, or what
+          ``make_level`` takes in their place, and what the last true pair of each stage passes on,
+          ``[H, B]``.
         """
         head = self.heads(params)
         if self.num_pending > self.num_columns:

@@ -61,15 +61,15 @@ class PEagle(Eagle3):
         head, (found, _) = self.heads(params), required(caught, "caught")
         if head.dependency is None:
             return independent_level(lambda: found)
-        hidden = found  # [H, B, D]
 
         def level(above, grown, since):
+            """``above``: the states of the nodes of each depth above, ``[H, B * W]`` each."""
             tokens = grown.tokens[:, since:]
-            here = jnp.repeat(hidden[:, :, depth_of(grown, since)], tokens.shape[1], axis=1)
+            here = jnp.repeat(found[:, :, depth_of(grown, since)], tokens.shape[1], axis=1)
             if since:
                 embedded = head.embed(tokens, self.target, target_params)
-                here = head.dependency(embedded, here, states_of_parents(above, grown, since))
-            return head.say(here, len(tokens), self.target, target_params), here
+                here = head.dependency(embedded, here, states_of_parents(above[-1], grown, since))
+            return head.say(here, len(tokens), self.target, target_params), (*above, here)
 
         return level, ()
 

@@ -126,16 +126,23 @@ def test_what_is_added_to_a_head_changes_nothing_of_the_first_token_at_first(pla
     init = f"init={tmp_path / head_export.MODEL}"
     rows = make_reader(setting.lm.config, setting.end_of_text, built.layers)
     rows = rows(setting.lm.params, next(setting.batches))
-    said = []
-    for name in ("eagle3", "p-eagle", "dependent"):
-        made, setting = setting_of(place, eagle3.Config, *RECIPES[name], init, "num_heads=1")
+    said = {}
+    plain = "dependent", "dependency_size=0"
+    for name, *own in (("eagle3",), ("p-eagle",), plain, ("dependent",)):
+        fields = *RECIPES[name], *own, init, "num_heads=3"
+        made, setting = setting_of(place, eagle3.Config, *fields)
         grown = eagle3.make_eagle3(made, setting)
         begun = frozen.starting_params(made, setting.lm, grown)
-        said.append(logits_of(grown.outputs(begun, setting.lm.params, rows)[0]))
+        outputs = grown.outputs(begun, setting.lm.params, rows)
+        said[name, *own] = [logits_of(output) for output in outputs]
         assert jax.tree.structure(begun) == jax.tree.structure(grown.params)
-    assert np.std(said[0]) > 0.1
-    for other in said[1:]:
-        np.testing.assert_array_equal(said[0], other)
+    first, *others = (logits[0] for logits in said.values())
+    assert np.std(first) > 0.1
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+    # nor of the further ones, where but a dependency is added
+    np.testing.assert_array_equal(said[plain], said["dependent",])
+    assert np.abs(said["dependent",][1] - said["eagle3",][1]).max() > 0.1
 
     made, setting = setting_of(place, eagle3.Config, *RECIPES["p-eagle"], init, "head_dim=4")
     with pytest.raises(config.ConfigError, match=r"another shape .*layer.head_dim: 8 -> 4"):

@@ -1,5 +1,6 @@
 """The report and the card say what is known of a run, and nothing else."""
 
+import dataclasses
 import json
 
 import pytest
@@ -117,6 +118,9 @@ def test_a_card_has_a_front_for_the_hub_and_says_what_nobody_stated(tmp_path):
     for words in ("vllm serve owner/target", '"method": "eagle3"', "EAGLE3", "use it", "`abc`"):
         assert words in text
     assert 'specjax.load_drafter("me/head", lm)' in text and "x = " not in text
+    own = dataclasses.replace(export(tmp_path, "eagle3"), served=False)  # which no server reads
+    text = card.write(own, stated, FACTS).read_text()
+    assert "vllm" not in text and "sglang" not in text and "specjax.load_drafter" in text
     bare = card.write(export(tmp_path, "hydra"), card.CardConfig(), {}).read_text()
     for words in ("Not measured.", "folder `texts`", "Licence of the data: not stated"):
         assert words in bare
