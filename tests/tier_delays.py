@@ -46,7 +46,7 @@ DELAYS = {
     "test_fixed_bits.py": [(r"\[(.*-)?float16", FULL)],
     "test_greedy.py": [
         (r"token_for_token.*\[(hybrid draft|lookahead|redrafter|recycling|jacobi blocks)\]", MERGE),
-        (r"token_for_token.*\[(suffix tree|unsure draft|eagle|mtp heads|p-eagle.*)\]", MERGE),
+        (r"token_for_token.*\[(suffix tree|unsure draft|eagle|mtp heads|.*p-eagle.*)\]", MERGE),
         ("traced_once", MERGE),
         (r"token_for_token.*\[(draft expanded|merged|fallback draft|llmcad)\]", FULL),
         (r"token_for_token.*\[(cascade draft comb|draft tree hub|ngram tree)\]", FULL),
