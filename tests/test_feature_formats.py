@@ -368,6 +368,11 @@ def test_heads_that_read_their_draft_name_an_architecture_of_their_own(target, t
     assert written["architectures"] == ["DependentPEagleDraftModel"]
     again = specjax.load_drafter(tmp_path / "b", target)
     assert again.drafter.config == heads.drafter.config and same(again.params, heads.params)
+    shape = heads.drafter.config
+    shape = dataclasses.replace(shape, layer=dataclasses.replace(shape.layer, qk_norm=True))
+    with pytest.raises(ValueError, match="layer.qk_norm; no layout holds them beside dependency"):
+        normed = dataclasses.replace(heads.drafter, config=shape)
+        specjax.save_drafter(normed, heads.params, tmp_path / "n", format="eagle3")
     speculators = {"speculators_model_type": "peagle", "transformer_layer_config": {"x": 1}}
     with pytest.raises(ValueError, match="dependency_size=3: no other program that reads"):
         place = edited(tmp_path / "e", "eagle3", said | speculators, **tensors)

@@ -137,29 +137,23 @@ def load(config: Mapping, tensors: Mapping, target):
 
 
 def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
-    shape, wrong = drafter.config, []
-    if not shape.dependency_size:  # which no other program reads
+    shape, biases = drafter.config, ("qkv_bias", "o_bias", "mlp_bias")
+    wrong = [f"layer.{key}" for key in ("qk_norm", *biases) if getattr(shape.layer, key)]
+    other = "no layout holds them beside dependency_size; train a head without one of the two"
+    if not shape.dependency_size:  # heads with one are read by no other program
+        other = "take 'eagle3-speculators'"
+        wrong += [key for key in ("head_bias", "fc_bias") if getattr(shape, key)]
         if shape.norm_before_residual:
             wrong.append("norm_before_residual")
         if shape.fc_norm == "whole":
             wrong.append("fc_norm='whole'")
-        wrong += [key for key in ("head_bias", "fc_bias") if getattr(shape, key)]
         if shape.own_embedding and shape.feature_size == shape.hidden_size:
             wrong.append("own_embedding")  # SGLang puts the target's in its place
         if shape.layer.num_layers > 1 and shape.mask_token is None:
             wrong.append(f"layer.num_layers={shape.layer.num_layers}")
-    biases = ("qkv_bias", "o_bias", "mlp_bias")
-    inner = [f"layer.{key}" for key in ("qk_norm", *biases) if getattr(shape.layer, key)]
-    if inner and shape.dependency_size:
-        raise ValueError(
-            f"dependency_size={shape.dependency_size} with {', '.join(inner)}: no layout holds "
-            "both; train a head without one of them"
-        )
-    wrong += inner
     if wrong:
         raise ValueError(
-            f"format='eagle3': not all that read this layout know {', '.join(wrong)}; take "
-            "'eagle3-speculators'"
+            f"format='eagle3': not all that read this layout know {', '.join(wrong)}; {other}"
         )
     named = DEPENDENT if shape.dependency_size else "LlamaForCausalLMEagle3"
     config = layer_hf(shape.layer) | {"architectures": [named]} | options(drafter)
