@@ -27,13 +27,14 @@ from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "calculator"
 DRAFTERS, TEMPERATURES, LENGTHS = ("draft", "eagle3"), (0.0, 1.0), (1, 2, 3, 4, 5)
-ROUNDS, REPETITIONS = 8, 15  # of the parts of a round
+ROUNDS, LASTING = 24, 0.08  # of the parts of a round in a timed call, and seconds of many passes
+EVERY = 2  # the parts are timed before every so many prompts
 KINDS = {"formula": "α, c", "passes": "rates, c, passes", "rounds": "and the rest of a round"}
 
 
-def time_parts(lm, prompt: str, ways: list, sampling, new: int) -> list[dict[str, float]]:
-    """Seconds of a round in the middle of a text, of drafting in it, and of the target's pass over
-    its nodes, alone; the fastest of several counts. Plain rounds come first."""
+def part_calls(lm, prompt: str, ways: list, sampling, new: int) -> dict[str, timing.Call]:
+    """Calls that time the parts of a round in the middle of a text, by the index of its way, 0 for
+    plain rounds: drafting, the target's pass over the round's nodes alone, and the whole round."""
     plain = Options(drafter=None, sampling=sampling, max_new_tokens=new)
     options = [plain, *(dataclasses.replace(plain, drafter=d, drafting=s) for d, s in ways)]
     calls = {}
@@ -45,12 +46,27 @@ def time_parts(lm, prompt: str, ways: list, sampling, new: int) -> list[dict[str
         parts = round_timing.part_calls(work, state, rounds=ROUNDS)
         calls |= {f"{index} {name}": parts[name] for name in ("draft", "round")}
         held = dict(length=int(state.length[0]), capacity=heldout.SLOTS)
-        calls[f"{index} pass"] = timing.pass_call(lm, nodes, **held)
-    seconds = timing.alternate(calls, repetitions=REPETITIONS)
-    return [
-        {name: float(np.min(seconds[f"{index} {name}"])) for name in ("draft", "pass", "round")}
-        for index in range(len(options))
-    ]
+        calls[f"{index} pass"] = timing.pass_call(lm, nodes, lasting=LASTING, **held)
+    return calls
+
+
+def costs(plain: dict[str, float], parts: dict[str, float]) -> dict[str, float]:
+    """What the parts of a round that drafts cost, in passes over one token: ``draft``, ``pass``,
+    the rest of a plain round (``overhead``) and what a draft adds to it (``draft_overhead``).
+
+    Args:
+      plain, parts: the seconds of the parts of a plain round and of one that drafts.
+    """
+    one = min(plain["pass"], plain["round"])
+    overhead = plain["round"] - one
+    rest = parts["round"] - parts["draft"] - parts["pass"] - overhead
+    found = {
+        "draft": parts["draft"],
+        "pass": parts["pass"],
+        "overhead": overhead,
+        "draft_overhead": max(rest, 0.0),
+    }
+    return {name: cost / one for name, cost in found.items()}
 
 
 def conditional(shares: list[float]) -> list[float]:
@@ -60,23 +76,21 @@ def conditional(shares: list[float]) -> list[float]:
     return [now / past if past else 0.0 for now, past in zip(shares, before, strict=True)]
 
 
-def computed(shares: list[float], plain: dict[str, float], parts: dict[str, float]) -> dict:
+def computed(shares: list[float], parts: dict[str, float]) -> dict:
     """What the calculator says of a chain, from ever more measurements; see ``KINDS``.
 
     Args:
       shares: of rounds in which each position was accepted.
-      plain, parts: the seconds of the parts of a plain round and of one with such a chain.
+      parts: what the parts of a round cost, see ``costs``.
     """
-    num, one = len(shares), min(plain["pass"], plain["round"])
+    num = len(shares)
     rate = sum(shares) / (1 + sum(shares[:-1]))  # accepted tokens over those that could have been
     known = {
         "acceptance": conditional(shares),
-        "draft_cost": parts["draft"] / num / one,
-        "passes": {1: 1.0, num + 1: parts["pass"] / one},
+        "draft_cost": parts["draft"] / num,
+        "passes": {1: 1.0, num + 1: parts["pass"]},
     }
-    overhead = (plain["round"] - one) / one
-    beside = (parts["round"] - parts["draft"] - parts["pass"]) / one
-    rest = {"overhead": overhead, "draft_overhead": max(beside - overhead, 0.0)}
+    rest = {name: parts[name] for name in ("overhead", "draft_overhead")}
     found = {
         "formula": calculate(rate, num_draft=num, draft_cost=known["draft_cost"]),
         "passes": calculate(**known),
@@ -86,14 +100,35 @@ def computed(shares: list[float], plain: dict[str, float], parts: dict[str, floa
     return {"inputs": inputs, **{kind: one.asked.speedup for kind, one in found.items()}}
 
 
-def measure(lm, drafter: str, temperature: float, num: int, prompts: list[str], new: int) -> dict:
-    """What was measured of a chain, and what is computed."""
-    ways, sampling = [(drafter, Drafting(num=num))], specjax.Sampling(temperature=temperature)
-    plain, parts = time_parts(lm, prompts[0], ways, sampling, new)
+def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int) -> dict:
+    """What was measured of chains of ``LENGTHS`` tokens, and what is computed.
+
+    The parts are timed between the prompts, as the runs are: the fastest of three calls that last
+    about as long counts, and the mean over the prompts, since on a shared machine some seconds are
+    slower than others.
+    """
+    ways = [(drafter, Drafting(num=num)) for num in LENGTHS]
+    sampling = specjax.Sampling(temperature=temperature)
+    calls, turns = part_calls(lm, prompts[0], ways, sampling, new), []
+
+    def between(index: int) -> None:
+        if index % EVERY == 0:
+            spent = timing.alternate(calls, repetitions=heldout.REPETITIONS, warmup=1)
+            turns.append({name: float(np.min(one)) for name, one in spent.items()})
+
     given = [sampling] * len(prompts)
-    (run,) = heldout.measure_model(lm, ways, prompts, given, new, heldout.REPETITIONS)
-    said = computed(run["acceptance_by_position"], plain, parts)
-    return {"run": run, "parts": parts, "plain": plain, **said}
+    how = new, heldout.REPETITIONS
+    runs = heldout.measure_model(lm, ways, prompts, given, *how, before=between)
+    seconds = {name: float(np.mean([one[name] for one in turns])) for name in calls}
+    plain, *parts = (
+        {name: seconds[f"{index} {name}"] for name in ("draft", "pass", "round")}
+        for index in range(1 + len(ways))
+    )
+    found = [
+        {"run": run, "parts": one, **computed(run["acceptance_by_position"], costs(plain, one))}
+        for run, one in zip(runs, parts, strict=True)
+    ]
+    return {"plain": plain, "turns": turns, "chains": found}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -107,18 +142,18 @@ def main(arguments: list[str] | None = None) -> int:
     header = {"suite": "calculator", "prompts": args.prompts, "new": args.new, **runner.where()}
     kept = runner.Kept(args.out, header, fresh=False)
     lm, prompts = specjax.load("embedded"), heldout.prompts(args.prompts)
-    rows = [
-        {"drafter": d, "temperature": t, "num": n}
-        for d in DRAFTERS
-        for t in TEMPERATURES
-        for n in LENGTHS
-    ]
+    rows = [{"drafter": d, "temperature": t} for d in DRAFTERS for t in TEMPERATURES]
     for row in (row for row in rows if row not in kept.finished):
         figures = measure(lm, **row, prompts=prompts, new=args.new)
         kept.add({"row": row, "figures": figures})
-        errors = ", ".join(f"{kind} {error(figures, kind):+.1%}" for kind in KINDS)
-        print(row, f"{figures['run']['ratio_rounds']['median']:.2f}", errors, flush=True)
-    found = [(line["row"], line["figures"]) for line in kept.outcomes(rows)]
+        for num, one in zip(LENGTHS, figures["chains"], strict=True):
+            errors = ", ".join(f"{kind} {error(one, kind):+.1%}" for kind in KINDS)
+            print(row, num, f"{one['run']['ratio_rounds']['median']:.2f}", errors, flush=True)
+    found = [
+        (line["row"] | {"num": num}, one)
+        for line in kept.outcomes(rows)
+        for num, one in zip(LENGTHS, line["figures"]["chains"], strict=True)
+    ]
     (args.out / "README.md").write_text(page(header, found), encoding="utf-8")
     return 0
 
@@ -160,8 +195,9 @@ def page(header: dict, found: list) -> str:
         "the acceptance of each position, given that all before it were accepted. *c*: a draft "
         "step, *pass*: the verification of γ drafted tokens, *rest*: what every round and what a "
         "round that drafts costs beside its passes, all in passes over one token, timed in the "
-        "middle of one text. *α* is one rate for all positions. In parentheses: how far "
-        f"the computed speed-up is from the measured one.\n\nErrors:\n\n{summary}\n\n"
+        "middle of one text, between the runs of the prompts. *α* is one rate for all positions. "
+        "In parentheses: how far the computed speed-up is from the measured one.\n\n"
+        f"Errors:\n\n{summary}\n\n"
         f"{cells.table(columns, found)}\n"
     )
 

@@ -104,12 +104,15 @@ def measure_ways(
     return {"ways": found}
 
 
-def measure_model(lm, ways, texts, samplings, new, repetitions) -> list[dict]:
+def measure_model(lm, ways, texts, samplings, new, repetitions, before=None) -> list[dict]:
     """The figures of each of ``ways``, a drafter and a ``Drafting``, for one model; the tokens of
-    batch i are drawn by ``samplings[i]``. See ``measure_ways``."""
+    batch i are drawn by ``samplings[i]``, and ``before(i)`` is called before it is decoded. See
+    ``measure_ways``."""
     batch = len(texts) // len(samplings)
     seconds, found = [], [_Counts([], [], [], [], []) for _ in ways]
     for index, sampling in enumerate(samplings):
+        if before is not None:
+            before(index)
         text = texts[index * batch : (index + 1) * batch]
         plain = Options(drafter=None, sampling=sampling, max_new_tokens=new, seed=index)
         fast = [

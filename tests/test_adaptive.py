@@ -22,6 +22,7 @@ from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.round import widths
 from specjax.drafters import Adaptive, DraftModel, NGram, Plain
 from specjax.models.causal_lm import CausalLM
+from specjax.text.drafter_names import named, resolve_drafter
 
 DRAFT = DraftModel(num_draft=3, model=MODEL)
 
@@ -242,3 +243,16 @@ def test_the_usual_widths_with_the_root_fill_compiled_passes():
     assert Adaptive(NGram(num_draft=1)).widths == (0, 1)
     for width in Adaptive(NGram(num_draft=15)).widths:
         assert width + 1 in widths(16)
+
+
+def test_auto_drafts_seven_deep_at_most_and_what_heads_were_trained_for_or_have_as_a_tree():
+    lm = specjax.load("embedded")
+
+    def depth(drafter, tree=None):
+        return resolve_drafter(lm, drafter, "auto", tree=tree)[0].depth
+
+    heads = named(lm, "eagle3")
+    shaped = heads.drafter.with_topology(trees.as_topology("2x1x1x1"))
+    assert {depth(name) for name in ("ngram", "draft", "eagle3", "p-eagle")} == {7}
+    assert depth("medusa") == 3 and depth("speculator") == depth("mtp") == 4
+    assert depth(dataclasses.replace(heads, drafter=shaped)) == 4 and depth("eagle3", "2x1") == 2

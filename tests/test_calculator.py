@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import calculator as measured
 from specjax import cli, trees
 from specjax.analysis import calculate, calculator_inputs
 from specjax.analysis.plan.predict import AcceptanceRecord, Costs, rounds
@@ -55,6 +56,19 @@ def test_the_planner_predicts_the_same_of_such_a_text():
     )
     assert found.asked.speedup == pytest.approx(planned, rel=0.02)
     assert len(found.chains) == 5  # no pass is wider than the widest with a known cost
+
+
+def test_what_is_given_all_parts_of_measured_rounds_says_how_fast_they_are():
+    plain = {"draft": 0.1, "pass": 2.0, "round": 2.2}
+    fast = {"draft": 0.6, "pass": 2.5, "round": 3.5}
+    shares = [0.8, 0.5, 0.3]
+    tau = 1 + sum(shares)
+    said = measured.computed(shares, measured.costs(plain, fast))
+    assert said["rounds"] == pytest.approx(tau / (3.5 / 2.2))
+    assert said["passes"] == pytest.approx(tau / ((0.6 + 2.5) / 2.0))
+    assert said["formula"] == pytest.approx(
+        calculate(1.6 / 2.3, num_draft=3, draft_cost=0.1).asked.speedup
+    )
 
 
 def test_a_tree_is_paid_by_level_and_by_node():

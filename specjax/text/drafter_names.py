@@ -94,10 +94,7 @@ def resolve_drafter(
         drafter = named(lm, drafter)
     if is_auto(num_draft):
         policy = auto_policy(num_draft)
-        heads = isinstance(drafter, HeadLM) and not other_vocabulary.is_draft_model(drafter)
-        most = None if tree is not None or heads else AUTO_DRAFTS
-        if not _takes_number(drafter):
-            most = None
+        most = None if tree is not None else _most_drafts(drafter)
         inner, params = resolve_drafter(lm, drafter, most, params, tree, how)
         if not inner.num_draft:  # plain decoding
             return inner, params
@@ -185,6 +182,21 @@ def _with_lookup(lm: LM, drafter: WithLookup, most: int | None, shape, how):
         table = registry.drafter_class(drafter.lookup.removesuffix("+"))
         table = table() if most is None else table(num_draft=most)
     return drafters.Fallback(first=table, inner=inner), params
+
+
+def _most_drafts(drafter: DrafterGiven) -> int | None:
+    """Returns the greatest number of drafts of ``num="auto"``; None: what the drafter has itself,
+    as heads that cannot draft deeper, or that have a tree of their own."""
+    if not _takes_number(drafter):
+        return None
+    if not isinstance(drafter, HeadLM) or other_vocabulary.is_draft_model(drafter):
+        return AUTO_DRAFTS
+    heads = drafter.drafter
+    if not isinstance(heads, drafters.heads.HeadDrafter) or heads.max_depth is not None:
+        return None
+    if heads.topology != heads.default_topology:
+        return None
+    return min(AUTO_DRAFTS, heads.trained_depth or AUTO_DRAFTS)
 
 
 def _takes_number(drafter: DrafterGiven) -> bool:
