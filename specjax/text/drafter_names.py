@@ -15,6 +15,7 @@ from .._internal.optional import required
 from ..checkpoints import HeadLM, holds_heads, load_drafter
 from ..drafters import registry
 from ..drafters.draft_length import named_policy
+from ..drafters.heads import HeadDrafter
 from ..drafters.hybrid import drafts_chains
 from ..drafters.registry import DRAFT
 from ..drafters.self_draft import SelfDraft
@@ -143,7 +144,7 @@ def resolve_drafter(
         shape = shape or trees.chain(drafts())
         made = drafters.DraftModel(topology=shape, model=model, sibling_sampling=how)
         return made, drafter.params
-    if isinstance(drafter, drafters.heads.HeadDrafter) and params is None:
+    if isinstance(drafter, HeadDrafter) and params is None:
         raise ValueError(
             f"drafter: {drafter.name} needs its weights; give them as drafter_params, or give the "
             "heads from specjax.load_drafter, which hold both"
@@ -192,7 +193,7 @@ def _most_drafts(drafter: DrafterGiven) -> int | None:
     if not isinstance(drafter, HeadLM) or other_vocabulary.is_draft_model(drafter):
         return AUTO_DRAFTS
     heads = drafter.drafter
-    if not isinstance(heads, drafters.heads.HeadDrafter) or heads.max_depth is not None:
+    if not isinstance(heads, HeadDrafter) or heads.max_depth is not None:
         return None
     if heads.topology != heads.default_topology:
         return None
