@@ -28,7 +28,6 @@ from .tables import cells
 RESULTS = Path(__file__).parent / "results" / "calculator"
 DRAFTERS, TEMPERATURES, LENGTHS = ("draft", "eagle3"), (0.0, 1.0), (1, 2, 3, 4, 5)
 ROUNDS, LASTING = 24, 0.08  # of the parts of a round in a timed call, and seconds of many passes
-EVERY = 2  # the parts are timed before every so many prompts
 KINDS = {"formula": "α, c", "passes": "rates, c, passes", "rounds": "and the rest of a round"}
 
 
@@ -111,10 +110,9 @@ def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int) 
     sampling = specjax.Sampling(temperature=temperature)
     calls, turns = part_calls(lm, prompts[0], ways, sampling, new), []
 
-    def between(index: int) -> None:
-        if index % EVERY == 0:
-            spent = timing.alternate(calls, repetitions=heldout.REPETITIONS, warmup=1)
-            turns.append({name: float(np.min(one)) for name, one in spent.items()})
+    def between(_: int) -> None:
+        spent = timing.alternate(calls, repetitions=heldout.REPETITIONS, warmup=1)
+        turns.append({name: float(np.min(one)) for name, one in spent.items()})
 
     given = [sampling] * len(prompts)
     how = new, heldout.REPETITIONS
