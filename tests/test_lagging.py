@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import cache_copies, hlo
 from registry import cases
 from toys import bag
 
@@ -106,3 +107,16 @@ def test_fault_a_pending_token_that_is_never_read_is_seen(monkeypatch):
     assert not np.allclose(
         *(jax.tree.leaves(one.drafter_state.inner.cache)[0] for one in (right, wrong)), atol=1e-5
     )
+
+
+@pytest.mark.parametrize("name", ["eagle3", "kangaroo"])
+def test_rounds_that_draft_copy_nothing_that_is_pending(name):
+    inner, weights, _ = CASES[name]
+    drafter = Adaptive(inner)
+    costs = jnp.ones(len(drafter.widths))
+    params = {"target": PARAMS, "drafter": {"inner": weights, "costs": costs}}
+    state = drafter.init(params["drafter"], PARAMS, 1, 64).inner
+    pending = getattr(state, "pending", None)
+    shape = (state.features if pending is None else pending).shape
+    assert shape[1] >= resting.LAG
+    assert not cache_copies(hlo(MODEL, drafter, params, 1, 64, 0), shape)

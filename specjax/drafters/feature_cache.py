@@ -218,12 +218,15 @@ class FeatureReader(HeadDrafter):
             chunk=max(resting.CHUNK, stages) if self.lag else self.num_pending,
             overlap=stages - 1,
         )
-        last = jnp.minimum(waiting, stages)
-        where = jnp.where(waiting[:, None] > 0, jnp.arange(stages), self.num_pending)
-        rows = jnp.arange(len(last))[:, None]
+        last, size = jnp.minimum(waiting, stages), self.num_columns
         kept = resting.columns(pending, waiting - last, stages)
+        # all columns that are read next are written at once, so that XLA takes what it writes and
+        # does not read the old buffer again, for which it would copy the buffer
+        first = jax.tree.map(
+            lambda old, new: jnp.concatenate([new, old[:, stages:size]], axis=1), pending, kept
+        )
         features, tokens = jax.tree.map(
-            lambda old, new: old.at[rows, where].set(new, mode="drop"), pending, kept
+            lambda new, old: _put_first(new, old, waiting > 0), first, pending
         )
         count = jnp.where(waiting > 0, last, state.count)
         return dataclasses.replace(
