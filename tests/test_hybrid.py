@@ -82,7 +82,8 @@ def test_after_any_copies_the_inner_drafter_says_what_it_says_of_that_text_alone
     for state, judged in rounds_of(hybrid, weights):
         own = np.asarray(judged.proposed.draft.tokens)
         live = np.asarray(state.budget) > 0
-        _, alone = begun(inner, weights, np.asarray(state.tokens), np.asarray(state.length))
+        before = np.asarray(state.length) - 1  # to start adds the target's next token
+        _, alone = begun(inner, weights, np.asarray(state.tokens), before)
         params = {"target": PARAMS, "drafter": weights}
         alone = np.asarray(jit_judge(MODEL, inner, "auto", params, alone).draft.tokens)
         said = (own >= 0) & live[:, None]

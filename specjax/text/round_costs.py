@@ -45,8 +45,10 @@ class Timed:
 
     @property
     def costs(self) -> np.ndarray:
-        """Seconds of a round at each width, float32 ``[W]``."""
+        """Seconds of a round at each width, float32 ``[W]``. No width costs more than a greater one
+        does: where it was timed so, the machine was slower in these moments."""
         costs = (self.calls[1:] - self.calls[0]) / self.rounds
+        costs = np.minimum.accumulate(costs[::-1])[::-1]
         # a coarse clock, or a call that was delayed, may give 0 or less: every cost is above 0
         return np.maximum(costs, 1e-3 * max(costs.max(), 1e-9)).astype(np.float32)
 
