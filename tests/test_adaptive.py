@@ -257,3 +257,5 @@ def test_auto_drafts_seven_deep_at_most_and_what_heads_were_trained_for_or_have_
     assert {depth(name) for name in ("ngram", "draft", "eagle3", "p-eagle")} == {7}
     assert depth("medusa") == 3 and depth("speculator") == depth("mtp") == 4
     assert depth(dataclasses.replace(heads, drafter=shaped)) == 4 and depth("eagle3", "2x1") == 2
+    beams = dataclasses.replace(CASES["redrafter"][0], topology=None)
+    assert depth(dataclasses.replace(heads, drafter=beams)) == beams.depth == 5

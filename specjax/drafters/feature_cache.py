@@ -96,6 +96,10 @@ class FeatureReader(HeadDrafter):
         return None if self.num_stages == 1 else self.num_stages
 
     @property
+    def takes_any_number(self) -> bool:
+        return self.max_depth is None
+
+    @property
     def default_topology(self) -> trees.Topology:
         return trees.chain(self.max_depth or 3)
 

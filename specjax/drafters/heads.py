@@ -73,7 +73,8 @@ class HeadDrafter(ChainDrafter, abc.ABC):
 
     A subclass must set ``module`` and ``name`` and implement ``make_level``. It may override:
 
-    - ``max_depth`` and ``default_topology``, if they do not follow from ``config.num_heads``;
+    - ``max_depth``, ``default_topology`` and ``takes_any_number``, if they do not follow from
+      ``config.num_heads``;
     - ``features``, ``init`` and ``observe``, if it keeps more than one hidden state;
     - ``words``, if it predicts a part of the target's vocabulary alone;
     - ``sync``, if it lags behind what was committed (see ``Drafter``).
@@ -169,6 +170,12 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     def max_depth(self) -> int | None:
         """The depth of the deepest tree that can be drafted; None: any."""
         return self.config.num_heads
+
+    @property
+    def takes_any_number(self) -> bool:
+        """Whether ``num="auto"`` may ask for another number of tokens than that of
+        ``default_topology``."""
+        return False
 
     @property
     def default_topology(self) -> trees.Topology:

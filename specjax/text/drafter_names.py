@@ -193,7 +193,7 @@ def _most_drafts(drafter: DrafterGiven) -> int | None:
     if not isinstance(drafter, HeadLM) or other_vocabulary.is_draft_model(drafter):
         return AUTO_DRAFTS
     heads = drafter.drafter
-    if not isinstance(heads, HeadDrafter) or heads.max_depth is not None:
+    if not isinstance(heads, HeadDrafter) or not heads.takes_any_number:
         return None
     if heads.topology != heads.default_topology:
         return None
