@@ -214,7 +214,7 @@ def test_one_depth_for_two_rows_leaves_their_law_as_it_is_unless_it_reads_what_i
     params, prompts = {"target": PARAMS, "drafter": own}, np.asarray([[1, 0], [2, 0]], np.int32)
     given = TOY, drafter, prompts, np.asarray([2, 2]), jax.random.key(0), 4, WARM, None, ()
     request, capacity = prepare_inputs(*given)
-    state = prefill.start(TOY, drafter, "rejection", capacity, params, request)
+    state = prefill.unanswered(TOY, drafter, "rejection", capacity, params, request)
 
     def batch(key):
         now = dataclasses.replace(state, key=jax.random.split(key, 2))

@@ -62,11 +62,11 @@ def proposals(drafter, temperature):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_chain_ends_at_the_first_token_that_the_probe_flags(temperature):
     tokens, sizes = proposals(probed(), temperature)
-    texts = np.concatenate([PROMPT, tokens[:, 1:]], axis=1)
+    texts = np.concatenate([PROMPT, tokens], axis=1)
     drafted = whole(jnp.asarray(texts))
     cache = MODEL.init(NEAR, 4, texts.shape[1])
     hidden = MODEL.verify(NEAR, cache, drafted, features=(1,)).features
-    flagged = np.asarray(score_of(PROBE, hidden))[:, 3:] <= 0.5
+    flagged = np.asarray(score_of(PROBE, hidden))[:, 4:] <= 0.5
     wanted = [next((i + 1 for i, flag in enumerate(row[:-1]) if flag), 4) for row in flagged]
     assert sizes.tolist() == wanted and len({*wanted}) > 1
 
