@@ -214,20 +214,21 @@ def test_one_depth_for_two_rows_leaves_their_law_as_it_is_unless_it_reads_what_i
     params, prompts = {"target": PARAMS, "drafter": own}, np.asarray([[1, 0], [2, 0]], np.int32)
     given = TOY, drafter, prompts, np.asarray([2, 2]), jax.random.key(0), 4, WARM, None, ()
     request, capacity = prepare_inputs(*given)
-    state = prefill.unanswered(TOY, drafter, "rejection", capacity, params, request)
+    state = prefill.start(TOY, drafter, "rejection", capacity, params, request)
+    texts = np.asarray(state.tokens)[:, :3].tolist()  # with the token that each prompt gave
 
     def batch(key):
         now = dataclasses.replace(state, key=jax.random.split(key, 2))
         for _ in range(2):
             now = run_round(TOY, drafter, "rejection", params, now)
-        return now.tokens[:, 2:4], now.stats.drafted[0]
+        return now.tokens[:, 3:5], now.stats.drafted[0]
 
     keys = jax.random.split(jax.random.key(7), batches)
     tokens, drafted = jax.tree.map(np.asarray, jax.jit(jax.vmap(batch))(keys))
     assert len({*drafted.tolist()}) > 2  # depths differ
     which = tokens[..., 0] * 3 + tokens[..., 1]
     counts = np.bincount(which[:, 0] * 9 + which[:, 1], minlength=81)
-    laws = [reference.joint_law(TOY, PARAMS, tuple(row), 2, WARM).reshape(-1) for row in prompts]
+    laws = [reference.joint_law(TOY, PARAMS, tuple(row), 2, WARM).reshape(-1) for row in texts]
     found = sampled_law.judge(counts, np.outer(*laws).reshape(-1))
     assert found.fits(FALSE_ALARM) != wrong, found
 

@@ -47,8 +47,8 @@ SPECULATORS = (
 SPARKS = ("dspark", "dspark_gated", "dspark_rnn", "dspark_bare")
 
 CLOSE = {  # where float32 itself is not closer: a cosine of short vectors, times 8; convolutions
-    # with random kernels, for which the authors' code differs by 1e-4 in float32 and float64; weights
-    # of speculators for which it differs by 2.6e-5, as this one does where there is AVX2 alone
+    # with random kernels, for which the authors' code differs by 1e-4 in float32 and float64; heads
+    # of speculators, for which it differs by 2.6e-5, as this one does where there is AVX2 alone
     "lilicorr": 2e-4,
     "dflash2": 2e-4,
     "dflash2_window": 2e-4,

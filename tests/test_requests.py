@@ -173,7 +173,8 @@ def test_samples_share_one_prefill():
         Counting(VOCAB), Plain(), PROMPTS, LENGTHS, KEYS[0], 4, Sampling(), None, (), num_samples=5
     )
     state = loop.jit_start(Counting(VOCAB), Plain(), "auto", capacity, WEIGHTS, request)
-    assert passes == [3] and state.length.shape == (15,)  # traced with 3 rows, not with 15
+    assert passes[0] == 3 and state.length.shape == (15,)  # prompts are read in 3 rows, not in 15
+    assert passes[1:] == [15]  # the last token of a prompt takes a pass of its own, in all samples
 
 
 # ------------------------------------------------------------- nothing to draw from
