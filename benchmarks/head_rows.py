@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from specjax import trees
 from specjax.sampling.distribution import Sampling
-from specjax.text.drafter_names import auto_policy
+from specjax.text.auto_number import auto_policy
 from specjax.text.options import Drafting, Options
 from specjax.text.prepare import prepare
 from specjax.trees import expand

@@ -61,7 +61,7 @@ def synthetic(truth, num, costs=TYPICAL, policy=Goodput(), accuracy=1.0):
 
 
 def test_a_good_drafter_is_soon_used_at_full_width():
-    out, _ = synthetic(truth_of(149), 149)  # at last one token would be drafted for by no one
+    out, _ = synthetic(truth_of(149), 149)  # so many that the last round drafts, too
     rounds = out.stats.rounds_by_width
     assert rounds[7] >= 0.8 * rounds.sum() and rounds[0] == 0
     assert out.stats.tau > 6.5

@@ -25,7 +25,7 @@ from specjax.drafters import (
     SuffixMatch,
 )
 from specjax.drafters.draft_length import named_policy
-from specjax.text import drafter_names, round_costs
+from specjax.text import auto_number, round_costs
 from specjax.types import Confidence, DrafterWrapper
 
 pytest_plugins = ["pairs"]
@@ -258,8 +258,8 @@ def test_every_policy_is_known_by_its_name_in_python_and_on_the_command_line():
         assert named_policy(name) == kind() and kind.name == name
         assert Adaptive(NGram(num_draft=3), name) == Adaptive(NGram(num_draft=3), kind())
         assert drafts(f"auto:{name}") == f"auto:{name}"
-        assert drafter_names.auto_policy(f"auto:{name}") == kind()
-    assert drafter_names.auto_policy("auto") == drafters.Goodput()
+        assert auto_number.auto_policy(f"auto:{name}") == kind()
+    assert auto_number.auto_policy("auto") == drafters.Goodput()
     given = "huggingface:start=5,schedule=constant,threshold=0.5"
     assert named_policy(given) == HuggingFace(start=5, schedule="constant", threshold=0.5)
     assert named_policy("suffix:offset=2") == SuffixMatch(offset=2.0)
@@ -271,7 +271,7 @@ def test_every_policy_is_known_by_its_name_in_python_and_on_the_command_line():
         (lambda: Adaptive(NGram(), "exlama"), ValueError, "did you mean 'exllama'.*known: goodput"),
         (lambda: Adaptive(NGram(), "exllama:stop=1"), ValueError, "settings.*skip \\(float\\)"),
         (lambda: Adaptive(NGram(), 3), TypeError, "policy=3"),
-        (lambda: drafter_names.auto_policy("auto:often"), ValueError, "num='auto:often'"),
+        (lambda: auto_number.auto_policy("auto:often"), ValueError, "num='auto:often'"),
         (lambda: drafts("auto:often"), Exception, "'often' is unknown"),
         (lambda: HuggingFace(threshold=2.0), ValueError, "least=2.0"),
         (lambda: HuggingFace(schedule="often"), ValueError, "'heuristic' or 'constant'"),

@@ -122,6 +122,11 @@ def test_the_text_is_that_of_plain_decoding(pair):
     assert np.array_equal(found.tokens[0], wanted.tokens[0])
 
 
+def test_no_width_costs_more_than_a_greater_one():
+    timed = round_costs.Timed(2, np.asarray([1.0, 5.0, 9.0, 7.0, 11.0]))
+    assert timed.costs.tolist() == [2, 3, 3, 5]
+
+
 def test_a_cost_lost_in_the_noise_is_small_but_above_zero(pair, monkeypatch):
     monkeypatch.setattr(round_costs.time, "perf_counter", lambda: 0.0)
     work = prepared(pair[0], PROMPT, drafter="ngram", **OPTIONS)

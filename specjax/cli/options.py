@@ -11,7 +11,7 @@ import specjax
 from .. import acceptance
 from ..drafters import POLICIES, registry
 from ..sampling import processors
-from ..text import drafter_names, other_vocabulary, own_drafters
+from ..text import auto_number, drafter_names, other_vocabulary, own_drafters
 from . import sessions
 
 NOTHING_TO_DRAW, USAGE_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
@@ -209,9 +209,9 @@ def require(arguments: argparse.Namespace, needed: str, *names: str) -> None:
 
 def drafts(text: str) -> int | str:
     """Returns the parsed value of ``--num-draft``: a number or ``auto...``."""
-    if drafter_names.is_auto(text):
+    if auto_number.is_auto(text):
         try:
-            drafter_names.auto_policy(text)
+            auto_number.auto_policy(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
         return text
@@ -284,7 +284,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
     lookup = {name: value for name, value in lookup.items() if value is not None}
     layers = {name: getattr(arguments, name) for name in ("exit", "skip")}
     layers = {name: value for name, value in layers.items() if value is not None}
-    usual = "ngram" if lookup else drafter_names.SELF if layers else drafter_names.AUTO
+    usual = "ngram" if lookup else drafter_names.SELF if layers else auto_number.AUTO
     usual = "suffix" if arguments.session or arguments.datastore else usual
     drafter = usual if arguments.drafter is None else arguments.drafter
     if layers:
@@ -304,7 +304,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
     lookups = "|".join(map(re.escape, drafter_names.LOOKUPS))
     if arguments.drafter_quantize and re.fullmatch(f"({lookups})*draft", drafter):
         drafter = drafter.removesuffix("draft") + (own_drafters.own_draft_name(lm) or "draft")
-    if num is not None and not drafter_names.is_auto(num) and drafter in drafter_names.NO_DRAFTS:
+    if num is not None and not auto_number.is_auto(num) and drafter in drafter_names.NO_DRAFTS:
         raise ValueError(
             f"--num-draft {num}: --drafter {drafter} drafts nothing; leave --num-draft out, or "
             "give another drafter"
@@ -356,7 +356,7 @@ def _lookup(drafter, num_draft, lengths: dict):
     """Returns an ngram drafter with the given lengths of matches."""
     if drafter != "ngram":
         raise ValueError("--prompt-lookup-max and --prompt-lookup-min are for --drafter ngram")
-    if drafter_names.is_auto(num_draft):
+    if auto_number.is_auto(num_draft):
         raise ValueError(
             "--num-draft auto has its own lengths of matches: leave --prompt-lookup-max and "
             "--prompt-lookup-min out"

@@ -96,12 +96,12 @@ class FeatureReader(HeadDrafter):
         return None if self.num_stages == 1 else self.num_stages
 
     @property
-    def takes_any_number(self) -> bool:
-        return self.max_depth is None
-
-    @property
     def default_topology(self) -> trees.Topology:
         return trees.chain(self.max_depth or 3)
+
+    def greatest_number(self, most: int) -> int | None:
+        free = self.max_depth is None and self.topology == self.default_topology
+        return min(most, self.trained_depth or most) if free else None
 
     @property
     def features(self) -> tuple[int, ...]:

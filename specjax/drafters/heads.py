@@ -73,7 +73,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
 
     A subclass must set ``module`` and ``name`` and implement ``make_level``. It may override:
 
-    - ``max_depth``, ``default_topology`` and ``takes_any_number``, if they do not follow from
+    - ``max_depth``, ``default_topology`` and ``greatest_number``, if they do not follow from
       ``config.num_heads``;
     - ``features``, ``init`` and ``observe``, if it keeps more than one hidden state;
     - ``words``, if it predicts a part of the target's vocabulary alone;
@@ -171,11 +171,10 @@ class HeadDrafter(ChainDrafter, abc.ABC):
         """The depth of the deepest tree that can be drafted; None: any."""
         return self.config.num_heads
 
-    @property
-    def takes_any_number(self) -> bool:
-        """Whether ``num="auto"`` may ask for another number of tokens than that of
-        ``default_topology``."""
-        return False
+    def greatest_number(self, most: int) -> int | None:
+        """The greatest number of tokens, up to ``most``, for which ``num="auto"`` may ask; None:
+        that of the topology."""
+        return None
 
     @property
     def default_topology(self) -> trees.Topology:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from .._internal.keywords import counted, did_you_mean
 from .._internal.optional import required
 from ..checkpoints import HeadLM, holds_heads, load_drafter
 from ..drafters import registry
-from ..drafters.draft_length import named_policy
 from ..drafters.heads import HeadDrafter
 from ..drafters.hybrid import drafts_chains
 from ..drafters.registry import DRAFT
@@ -26,6 +25,7 @@ from ..models.model_folder import EMBEDDED, config_folder
 from ..models.seq2seq import families
 from ..types import Drafter, PyTree
 from . import cascades, other_vocabulary, own_layers, sibling_sampling, small_caches, tables
+from .auto_number import AUTO, AUTO_DRAFTS, auto_policy, is_auto
 from .options import NUM_DRAFT
 from .own_drafters import (
     auto_drafter,
@@ -38,7 +38,6 @@ from .own_drafters import (
 from .own_layers import SELF
 from .session import Session
 
-AUTO, AUTO_DRAFTS = "auto", 7  # the name of adaptive drafting, and its greatest number of drafts
 NO_DRAFTS = ("none", "plain")  # names of plain decoding
 # before a drafter's name: tokens are copied if possible (drafters/hybrid.py, fallback.py)
 LOOKUPS = ("ngram+", "suffix+", "sam+")
@@ -193,11 +192,7 @@ def _most_drafts(drafter: DrafterGiven) -> int | None:
     if not isinstance(drafter, HeadLM) or other_vocabulary.is_draft_model(drafter):
         return AUTO_DRAFTS
     heads = drafter.drafter
-    if not isinstance(heads, HeadDrafter) or not heads.takes_any_number:
-        return None
-    if heads.topology != heads.default_topology:
-        return None
-    return min(AUTO_DRAFTS, heads.trained_depth or AUTO_DRAFTS)
+    return heads.greatest_number(AUTO_DRAFTS) if isinstance(heads, HeadDrafter) else None
 
 
 def _takes_number(drafter: DrafterGiven) -> bool:
@@ -205,23 +200,6 @@ def _takes_number(drafter: DrafterGiven) -> bool:
     while isinstance(drafter, WithLookup):
         drafter = drafter.inner
     return not isinstance(drafter, str) or tables.takes_number(drafter)
-
-
-def is_auto(num) -> TypeGuard[str]:
-    """Returns whether a number of drafts is ``"auto"``, with or without a policy."""
-    return isinstance(num, str) and num.partition(":")[0] == AUTO
-
-
-def auto_policy(num: str) -> drafters.DraftLengthPolicy:
-    """Returns the policy of ``"auto"`` (goodput), ``"auto:NAME"`` or ``"auto:NAME:SETTINGS"``.
-
-    Raises:
-      ValueError: the policy or one of its settings is unknown.
-    """
-    try:
-        return named_policy(num.partition(":")[2] or drafters.Goodput.name)
-    except ValueError as error:
-        raise ValueError(f"num={num!r}: {error}") from None
 
 
 def simple_names() -> tuple[str, ...]:

@@ -27,7 +27,8 @@ from ..sampling import processors
 from ..sampling.distribution import Sampling
 from ..types import Drafter
 from . import sibling_sampling
-from .drafter_names import is_auto, named, resolve_drafter
+from .auto_number import is_auto
+from .drafter_names import named, resolve_drafter
 from .options import Options
 from .prompts import check_lm, check_tokenizer, prompt_ids
 from .session import Session

@@ -6,7 +6,8 @@ from ..checkpoints import HeadLM
 from ..drafters.self_draft import SelfDraft
 from ..models.lm import LM
 from ..types import Drafter, PyTree
-from .drafter_names import NO_DRAFTS, DrafterGiven, WithLookup, is_auto
+from .auto_number import is_auto
+from .drafter_names import NO_DRAFTS, DrafterGiven, WithLookup
 from .options import Drafting
 
 

@@ -1,0 +1,27 @@
+"""The value ``"auto"`` of ``Drafting.num``: a policy chooses the number of drafts."""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+from .. import drafters
+from ..drafters.draft_length import named_policy
+
+AUTO, AUTO_DRAFTS = "auto", 7  # the name of adaptive drafting, and its greatest number of drafts
+
+
+def is_auto(num) -> TypeGuard[str]:
+    """Returns whether a number of drafts is ``"auto"``, with or without a policy."""
+    return isinstance(num, str) and num.partition(":")[0] == AUTO
+
+
+def auto_policy(num: str) -> drafters.DraftLengthPolicy:
+    """Returns the policy of ``"auto"`` (goodput), ``"auto:NAME"`` or ``"auto:NAME:SETTINGS"``.
+
+    Raises:
+      ValueError: the policy or one of its settings is unknown.
+    """
+    try:
+        return named_policy(num.partition(":")[2] or drafters.Goodput.name)
+    except ValueError as error:
+        raise ValueError(f"num={num!r}: {error}") from None
