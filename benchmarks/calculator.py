@@ -27,13 +27,19 @@ from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "calculator"
 DRAFTERS, TEMPERATURES, LENGTHS = ("draft", "eagle3"), (0.0, 1.0), (1, 2, 3, 4, 5)
-ROUNDS, LASTING = 24, 0.08  # of the parts of a round in a timed call, and seconds of many passes
+ROUNDS = 24  # rounds in a timed call of a part of a round
+LASTING = 0.08  # seconds that a timed call of many passes takes
 KINDS = {"formula": "α, c", "passes": "rates, c, passes", "rounds": "and the rest of a round"}
 
 
 def part_calls(lm, prompt: str, ways: list, sampling, new: int) -> dict[str, timing.Call]:
-    """Calls that time the parts of a round in the middle of a text, by the index of its way, 0 for
-    plain rounds: drafting, the target's pass over the round's nodes alone, and the whole round."""
+    """Calls that time the parts of a round in the middle of the text of ``prompt``.
+
+    Returns:
+      calls by names such as ``"2 draft"``: the index of the way from 1 on (0: plain rounds) and a
+      part, which is ``draft``, ``pass`` (the target's pass over the round's nodes) or ``round``
+      (the whole round).
+    """
     plain = Options(drafter=None, sampling=sampling, max_new_tokens=new)
     options = [plain, *(dataclasses.replace(plain, drafter=d, drafting=s) for d, s in ways)]
     calls = {}
@@ -102,9 +108,9 @@ def computed(shares: list[float], parts: dict[str, float]) -> dict:
 def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int) -> dict:
     """What was measured of chains of ``LENGTHS`` tokens, and what is computed.
 
-    The parts are timed between the prompts, as the runs are: the fastest of three calls that last
-    about as long counts, and the mean over the prompts, since on a shared machine some seconds are
-    slower than others.
+    The parts, those of the first prompt's text, are timed before each prompt is decoded, so that
+    they and the runs meet the same seconds of a shared machine: of the few calls of each time the
+    fastest counts, and of these times the mean.
     """
     ways = [(drafter, Drafting(num=num)) for num in LENGTHS]
     sampling = specjax.Sampling(temperature=temperature)

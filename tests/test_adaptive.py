@@ -253,9 +253,18 @@ def test_auto_drafts_seven_deep_at_most_and_what_heads_were_trained_for_or_have_
         return resolve_drafter(lm, drafter, "auto", tree=tree)[0].depth
 
     heads = named(lm, "eagle3")
-    shaped = heads.drafter.with_topology(trees.as_topology("2x1x1x1"))
-    assert {depth(name) for name in ("ngram", "draft", "eagle3", "p-eagle")} == {7}
+
+    def shaped(tree, **training):
+        own = dataclasses.replace(heads.drafter.with_topology(trees.as_topology(tree)), **training)
+        return dataclasses.replace(heads, drafter=own)
+
+    assert {depth(name) for name in ("ngram", "draft", "eagle3")} == {7}
     assert depth("medusa") == 3 and depth("speculator") == depth("mtp") == 4
-    assert depth(dataclasses.replace(heads, drafter=shaped)) == 4 and depth("eagle3", "2x1") == 2
+    assert named(lm, "p-eagle").drafter.trained_depth == depth("p-eagle") == 5
+    assert depth("eagle3", "2x1") == 2 and depth(shaped("2x1x1x1")) == 4
+    chains = ("chain:2", None), ("chain:3", None), ("chain:3", 4), ("chain:3", 2), ("chain:12", 12)
+    assert [depth(shaped(x, trained_depth=n)) for x, n in chains] == [7, 7, 4, 3, 12]
+    after = resolve_drafter(lm, "suffix+eagle3", "auto")[0].inner
+    assert after.depth == 7 and after.inner.depth == 3
     beams = dataclasses.replace(CASES["redrafter"][0], topology=None)
     assert depth(dataclasses.replace(heads, drafter=beams)) == beams.depth == 5

@@ -184,6 +184,27 @@ def test_a_tree_deeper_than_deepspec_trained_is_said_and_the_trained_depth_is_ke
         assert specjax.load_drafter(tmp_path, target).drafter == heads.drafter
 
 
+@pytest.mark.parametrize(
+    ("name", "layout"), [("eagle3", "eagle3"), ("peagle", "eagle3-speculators")]
+)
+def test_what_the_layout_cannot_say_of_the_training_is_kept_beside_it(
+    name, layout, target, tmp_path
+):
+    heads = specjax.load_drafter(GOLDEN / name, target)
+    assert heads.drafter.trained_depth is None
+    drafter = dataclasses.replace(heads.drafter, trained_depth=3)
+    specjax.save_drafter(drafter, heads.params, tmp_path, format=layout, target=target)
+    assert specjax.load_drafter(tmp_path, target).drafter.trained_depth == 3
+    with pytest.warns(UserWarning, match="trained for 3"):
+        specjax.load_drafter(tmp_path, target, topology="chain:4")
+    config = json.loads((tmp_path / "config.json").read_text())
+    for wrong in (0, True, "3"):
+        config["specjax"]["trained_depth"] = wrong
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match="trained_depth="):
+            specjax.load_drafter(tmp_path, target)
+
+
 def test_heads_for_sglang_always_have_the_bias_that_it_expects(target, tmp_path):
     heads = specjax.load_drafter(GOLDEN / "eagle_bare", target)
     specjax.save_drafter(heads.drafter, heads.params, tmp_path, format="eagle-sglang")

@@ -234,7 +234,7 @@ def test_stream_commits_the_same_tokens_in_bursts():
     assert str(pieces[-1].stats) == str(whole.stats)
 
 
-def test_decode_works_within_jit_scan_and_vmapless_calls():
+def test_decode_works_within_jit_and_scan():
     drafter, weights, _ = CASES["draft"]
     tokens, lengths = pad(PROMPTS)
     params = {"target": PARAMS, "drafter": weights}
@@ -255,6 +255,20 @@ def test_decode_works_within_jit_scan_and_vmapless_calls():
     for row, prompt in enumerate(PROMPTS):
         assert both[1][row, len(prompt) : len(prompt) + NUM].tolist() == plain_texts()[row]
     assert width + NUM == both.shape[2]
+
+
+def test_decode_under_vmap_gives_each_lane_the_text_of_its_key():
+    drafter, weights, _ = CASES["eagle3"]
+    params = {"target": PARAMS, "drafter": weights}
+    tokens, lengths = jnp.asarray([[1, 0, 2], [3, 1, 0]]), jnp.asarray([3, 2])
+    settings = dict(max_new_tokens=6, sampling=Sampling(temperature=0.9))
+
+    def text(key):
+        return specjax.decode(MODEL, drafter, params, tokens, lengths, key=key, **settings).tokens
+
+    keys = jax.random.split(jax.random.key(1), 80)  # jaxlib 0.10.2 errs in products of so many
+    lanes, each = jax.jit(jax.vmap(text))(keys), jax.lax.map(text, keys)
+    assert np.array_equal(lanes, each) and len(np.unique(lanes, axis=0)) > 40
 
 
 def test_a_caller_is_traced_once_whatever_the_values():

@@ -14,7 +14,7 @@ from specjax import Sampling
 from specjax.decoding import loop
 from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.round import round_context
-from specjax.drafters import Adaptive, DraftLengthPolicy, adaptive, resting
+from specjax.drafters import Adaptive, DraftLengthPolicy, adaptive, feature_cache, resting
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 MODEL, PARAMS = bag(13, 3, features=8)
@@ -109,14 +109,28 @@ def test_fault_a_pending_token_that_is_never_read_is_seen(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("name", ["eagle3", "kangaroo"])
-def test_rounds_that_draft_copy_nothing_that_is_pending(name):
+def copied_pending(name, batch):
+    """The copies of pending features in a compiled loop of adaptive heads."""
     inner, weights, _ = CASES[name]
     drafter = Adaptive(inner)
     costs = jnp.ones(len(drafter.widths))
     params = {"target": PARAMS, "drafter": {"inner": weights, "costs": costs}}
-    state = drafter.init(params["drafter"], PARAMS, 1, 64).inner
-    pending = getattr(state, "pending", None)
-    shape = (state.features if pending is None else pending).shape
-    assert shape[1] >= resting.LAG
-    assert not cache_copies(hlo(MODEL, drafter, params, 1, 64, 0), shape)
+    shape = drafter.init(params["drafter"], PARAMS, batch, 64).inner.features.shape
+    text = hlo(MODEL, drafter, params, batch, 64, 0)
+    assert shape[1] >= resting.LAG and f"f32[{','.join(map(str, shape))}]" in text
+    return cache_copies(text, shape)
+
+
+@pytest.mark.parametrize(("name", "batch"), [("eagle3", 3), ("p-eagle dependent", 1)])
+def test_rounds_that_draft_copy_nothing_that_is_pending(name, batch):
+    assert not copied_pending(name, batch)
+
+
+def test_fault_columns_that_are_written_alone_are_seen_as_copies(monkeypatch):
+    def alone(new, old, some):
+        """Writes ``stages`` columns alone, and leaves the others as they were."""
+        where = jnp.where(some[:, None], jnp.arange(1), old.shape[1])
+        return old.at[jnp.arange(len(old))[:, None], where].set(new[:, :1], mode="drop")
+
+    monkeypatch.setattr(feature_cache, "_put_first", alone)
+    assert copied_pending("eagle3", 1)

@@ -23,10 +23,11 @@ DELAYS = {
     "test_block_heads.py": [(r"slow_head.*\[lilicorr", FULL)],
     "test_cascade_tree.py": [(r"stated\[_drawn_again|alone\[auto", FULL)],
     "test_chain_of_one.py": [("", FULL)],
+    "test_cascade.py": [(r"drawn_from.*\[innermost law-draft", MERGE)],
     "test_check_contract.py": [
         # the same mistake is named in test_policies.py
         (r"every_check\[draft|named\[drafter0", FULL),
-        (r"named\[drafter[23]|hidden_states_and|right_target", MERGE),
+        (r"named\[drafter[123]|hidden_states_and|right_target", MERGE),
     ],
     "test_cli.py": [(r"json_is_one|terminal_shows|traceback\[plan", MERGE)],
     "test_coupled.py": [(r"every_drafter.*\[(draft|eagle|hydra prefix)\]", FULL)],
@@ -43,7 +44,8 @@ DELAYS = {
     ],
     "test_edges.py": [("processors_of_transformers", FULL)],
     "test_feature.py": [("root's feature", MERGE), ("another_drafter_proposed", FULL)],
-    "test_fixed_bits.py": [(r"\[(.*-)?float16", FULL)],
+    "test_first_token.py": [(r"read\[0.9|samples_of|shared_noise|law\[tree distinct", MERGE)],
+    "test_fixed_bits.py": [(r"\[(.*-)?float16|1100-bfloat16", FULL)],
     "test_greedy.py": [
         (r"token_for_token.*\[(hybrid draft|lookahead|redrafter|recycling|jacobi blocks)\]", MERGE),
         (r"token_for_token.*\[(suffix tree|unsure draft|eagle|mtp heads|.*p-eagle.*)\]", MERGE),
@@ -53,7 +55,7 @@ DELAYS = {
         (r"any_number.*\[union|array_of.*\[tree|penalty_and.*\[(tree|draft)", FULL),
     ],
     "test_heads.py": [(r"authors_code\[(hydra_prefix|medusa_tied)", FULL)],
-    "test_heads_decode.py": [("blockwise|served_with", FULL)],
+    "test_heads_decode.py": [("blockwise|served_with|hydra_reads", FULL)],
     "test_horizontal.py": [
         (r"\[FirstLaw", MERGE),
         (r"\[OtherPosition|law\[rejection|knows\[(alone|stopped)|texts_with_a_matrix", FULL),
@@ -62,9 +64,10 @@ DELAYS = {
     "test_laws.py": [(r"json.*\[1.5", FULL)],
     "test_low_bits.py": [("is_named_so|no_such_cache", MERGE)],
     "test_lookahead.py": [(r"\[OneKeyOff", MERGE), (r"\[NeverForgets|paths\[plain", FULL)],
+    "test_memory.py": [("seen_as_a_further", MERGE)],
     "test_mesh.py": [(r"same_keys|one_says\[(hybrid draft|hydra prefix)\]", FULL)],
     "test_mtp.py": [(r"differ\[deepseek", FULL)],
-    "test_narrow.py": [(r"causal.*\[float32", FULL)],
+    "test_narrow.py": [(r"causal", FULL)],
     "test_native.py": [("warning.*v3", FULL)],
     "test_native_quantized.py": [
         (r"warning|one_line.*float16|same_law\[5-|number_of_columns\[7-", FULL),
@@ -89,16 +92,21 @@ DELAYS = {
     ],
     "test_requests.py": [("settings_and_budgets", FULL)],
     "test_rows.py": [(r"in_place.*\[True", FULL)],
-    "test_sampled.py": [(r"\[(tli-rejection|draft tree hub-hub|hydra-rejection)\]", FULL)],
+    "test_sampled.py": [
+        (r"\[(draft tree iid-kseq|tli-rejection|draft tree hub-hub|hydra-rejection)\]", FULL)
+    ],
     "test_sanitizers.py": [("", FULL)],
-    "test_self_draft.py": [(r"\[(the )?states |text_is_that.*\[(skip|tree)", FULL)],
+    "test_self_draft.py": [
+        (r"\[(the )?states |text_is_that.*\[(skip|tree)|anew\[llama-(chain|skip)", FULL),
+        (r"\[the entries|missing_layers", MERGE),
+    ],
     "test_spire.py": [(r"greedy_texts.*\[None", FULL)],
     "test_stepwise.py": [("0.0-(tree|draft)", FULL)],
     "test_switched.py": [("one_program", FULL)],
     "test_tables.py": [("what_they_share_once", MERGE)],
     "test_text.py": [
         ("stops_end|fill_the_context|without_a_tokenizer|that_is_the_target|interruption", MERGE),
-        ("another_prompt_compiles", MERGE),
+        ("another_prompt_compiles|seed_decides|pieces_join|auto_drafts_by", MERGE),
     ],
     "test_trees.py": [("level_by_level", MERGE)],
     "fuzz/test_references.py": [("noise_is", MERGE)],
@@ -108,10 +116,11 @@ DELAYS = {
     "models/test_specdec.py": [("slow_pass", FULL)],
     "train/test_early_exit.py": [("first_layers", FULL)],
     "train/test_head_losses.py": [
-        (r"at_once\[(0.0-None|1.0-vocab2)|all_positions\[(hydra|pretrain)\]", FULL),
+        (r"at_once\[(0.0-None|1.0-vocab2)", FULL),
+        (r"all_positions\[(hydra|pretrain|blockwise|hass|medusa|mlp|redrafter)\]", FULL),
     ],
-    "train/test_losses.py": [(r"whole\[3|understate.*\[(tvd|jsd|kl_tv)", FULL)],
-    "train/test_own_drafts.py": [(r"\[laws after", MERGE)],
+    "train/test_losses.py": [(r"whole\[3|understate.*\[(tvd|jsd|kl_tv)|stated_error", FULL)],
+    "train/test_own_drafts.py": [(r"\[laws after", FULL), (r"\[rejections ig", MERGE)],
     "train/test_optimizer.py": [(r"muon.*shape1", FULL)],
     "train/test_specdec_recipe.py": [("needs_texts", FULL)],
     "train/test_streaks.py": [("through the weights", FULL)],

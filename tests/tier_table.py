@@ -176,7 +176,8 @@ LINES = {
             FULL,
         ),
         ("token_for_token", MERGE),
-        ("stream_commits|cut_within|last_slot|array_of|penalty_and|scan_and|longest", MERGE),
+        ("stream_commits|cut_within|last_slot|array_of|penalty_and|longest", MERGE),
+        ("and_scan|under_vmap", MERGE),
     ],
     "test_fixed_bits.py": [
         ("fault", DEFAULT),
@@ -249,7 +250,7 @@ LINES = {
     "test_native_library.py": [("without_a_compiler", FULL), ("of_the_wheel", MERGE)],
     "test_native_quantized.py": [
         ("one_group_off|any_length|refused|packed|bits_beside|rounded_once|few_columns", DEFAULT),
-        (r"narrower_vectors\[(-m|-DSPECJAX_WITHOUT_DOTS)|number_of_columns\[(530|61)-", FULL),
+        (r"narrower_vectors.*\[-(m|DSPECJAX_WITHOUT_DOTS)|number_of_columns\[(530|61)-", FULL),
         (EVERYTHING, MERGE),
     ],
     "test_notebook.py": FULL,

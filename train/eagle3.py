@@ -221,7 +221,9 @@ def make_eagle3(config: Eagle3TrainingConfig, setting: frozen.Setting) -> Heads:
         mask_token=mask,
         dependency_size=config.dependency_size,
     )
-    drafter = kind(config=shape, target=target, layers=layers)
+    # an EAGLE-3 head drafts as deep as it is asked to, by steps that are alike
+    most = config.num_heads if config.parallel else None
+    drafter = kind(config=shape, target=target, layers=layers, trained_depth=most)
     table = target.head_table(lm.params)[vocab]
     if narrow == wide:
         params = fresh(drafter, config.run.seed, lm_head=table, vocab=vocab)

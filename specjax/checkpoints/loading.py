@@ -19,7 +19,7 @@ from ..trees.topology import as_topology
 from ..types import Drafter, HeadTarget, PyTree
 from . import eagle, kangaroo, masks
 from .formats import FORMATS
-from .weights import PICKLES, Tensors, listed
+from .weights import PICKLES, Tensors, check_integers, listed
 
 _HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
 # keys that only the configs of heads have; EAGLE's and some others have none
@@ -196,6 +196,7 @@ def _read(folder: Path, target: LM) -> tuple[Drafter, PyTree, str]:
             "that of the target, but fewer drafted tokens may be accepted"
         )
     drafter, params = layout.load(config, tensors, target)
+    drafter = _with_trained_depth(drafter, own)
     if tree := own.get("tree"):
         shape = as_topology(tree)
         if more := {name: own[name] for name in ("gain", "branch") if name in own}:
@@ -205,3 +206,15 @@ def _read(folder: Path, target: LM) -> tuple[Drafter, PyTree, str]:
         params = kernels.of(target.params).store(params)
     params = kernels.of(params).settle(params)
     return drafter, params, fingerprint(tensors.files)
+
+
+def _with_trained_depth(drafter: Drafter, own: dict) -> Drafter:
+    """The drafter with what ``config["specjax"]`` says of its training, unless its layout has a key
+    for that."""
+    most = own.get("trained_depth")
+    if most is None or not isinstance(drafter, HeadDrafter) or drafter.trained_depth is not None:
+        return drafter
+    check_integers(trained_depth=most)
+    if most < 1:
+        raise ValueError(f'config.json: "specjax": trained_depth={most}: it must be at least 1')
+    return dataclasses.replace(drafter, trained_depth=most)

@@ -200,7 +200,7 @@ def load(config: Mapping, tensors, target):
             **layout.config,
             **_own_tables(layout, tensors, target, begin, num),
         )
-    trained = steps if shape.share_layers else None
+    trained = steps if num == 1 else None
     drafter = MTP(config=shape, target=target.target, trained_depth=trained)
     stored = {name: tensors.entry(name) for name in here}
     return drafter, _read(drafter, layout, stored, layout_of(config), target)

@@ -3,7 +3,8 @@
 Beside what a layout prescribes, ``config.json`` gets a key ``"specjax"`` that other readers ignore.
 It holds ``target_fingerprint`` (of the target for which the drafter was trained), ``tree`` (what to
 draft, unless that is a plain chain of all heads: a list of parents, ``"beams:4x5"``, or
-``"expand:3x2x5"`` with ``gain`` and ``branch``), and what the layout has no key for.
+``"expand:3x2x5"`` with ``gain`` and ``branch``), ``trained_depth`` (how many tokens after the root
+the heads were trained to draft), and what the layout has no key for.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ..drafters import registry
+from ..drafters.heads import HeadDrafter
 from ..models.files import write_json
 from ..models.headers import INDEX, SINGLE
 from ..models.hf import check_dtype
@@ -74,6 +76,8 @@ def save_drafter(
     own = config.pop("specjax", {})
     if drafter.max_depth is None or drafter.topology != chain(drafter.max_depth):
         own |= _tree_entry(drafter.topology)
+    if isinstance(drafter, HeadDrafter) and drafter.trained_depth is not None:
+        own["trained_depth"] = drafter.trained_depth
     if target is not None:
         config["base_model_name_or_path"] = target.name
         own["target_fingerprint"] = target.checkpoint

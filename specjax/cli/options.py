@@ -51,7 +51,8 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         type=drafts,
         help="the number of tokens drafted a round, 3 by default (suffix: 16; recycling: a tree of "
         "80; lookahead has settings of its own, such as lookahead:window=7,ngram=4,guesses=7); "
-        "auto: the number with the highest speed, from 0 to 7, chosen during the run; auto:NAME, "
+        "auto: the number with the highest speed, from 0 to 7 (fewer if heads were trained for "
+        "fewer), chosen during the run; auto:NAME, "
         f"auto:NAME:SETTINGS: by another policy, one of {', '.join(POLICIES)}, as in "
         "auto:exllama:skip=0",
     )

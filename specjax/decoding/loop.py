@@ -117,7 +117,9 @@ def decode(
         ``i``; each has the key that it would have were the prompts given so often.
 
     Returns:
-      ``Decoded``. It can be called within your own ``jit``, ``vmap``-free ``scan`` or mesh.
+      ``Decoded``. It can be called within your own ``jit``, ``scan`` or mesh. ``vmap`` over keys
+      gives each lane the text of its key, but takes longer than the same rows in one batch: XLA
+      then copies the caches in each round, to keep those of lanes that have ended.
 
     Raises:
       ValueError: before anything is compiled, naming the argument and the way out. Where an

@@ -5,10 +5,10 @@
     logits of the k-th drafted token = lm_head s_k
 
 ``h_k`` is the normed state of a depth, which one pass of the head's layers makes for all depths at
-once, ``e`` the head's embeddings, and ``x_{k-1}`` the token drafted before. Where a depth reads
-nothing of the draft, it must guess that token before it can guess its own. With this layer a depth
-costs two thin products and the LM head, which is otherwise read once for all depths; a decoder
-layer would cost a pass.
+once, ``e`` the embeddings that the head reads (its own or the target's), and ``x_{k-1}`` the token
+drafted before. Where a depth reads nothing of the draft, it must guess that token before it can
+guess its own. With this layer a depth costs two thin products and the LM head, which is otherwise
+read once for all depths; a decoder layer would cost a pass.
 
 In Domino a gated recurrent unit carries the tokens before, and a second table adds to the logits.
 Here the state itself is carried, and the correction is added before the LM head, so that no second

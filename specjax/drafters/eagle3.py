@@ -263,13 +263,29 @@ class Eagle3(FeatureDrafter):
     """Drafts with an EAGLE-3 head; ``params["drafter"]`` holds the weights of an ``Eagle3Head``.
 
     ``layers``: the hidden states that are read; None: ``usual_layers``.
+
+    Raises:
+      ValueError: the head has a mask token, so it was trained to draft all depths at once; or
+        ``layers`` are not as many as the head reads.
     """
 
     module = Eagle3Head
     name = "eagle3"
+    parallel = False
 
     def __post_init__(self):
         self.check_parts()
+        masked = self.config.mask_token is not None
+        if masked and not self.parallel:
+            raise ValueError(
+                f"eagle3: mask_token={self.config.mask_token}: the head was trained to draft all "
+                "depths at once; draft with PEagle"
+            )
+        if self.parallel and not masked:
+            raise ValueError(
+                "p-eagle: mask_token=None: the head was not trained to draft all depths at once; "
+                "draft with Eagle3"
+            )
         layers = usual_layers(self.target.num_layers) if self.layers is None else self.layers
         object.__setattr__(self, "layers", layers)
         if len(layers) != self.config.num_features:

@@ -97,11 +97,13 @@ class FeatureReader(HeadDrafter):
 
     @property
     def default_topology(self) -> trees.Topology:
-        return trees.chain(self.max_depth or 3)
+        return trees.chain(self.max_depth or min(3, self.trained_depth or 3))
 
     def greatest_number(self, most: int) -> int | None:
-        free = self.max_depth is None and self.topology == self.default_topology
-        return min(most, self.trained_depth or most) if free else None
+        chain = trees.chain(self.depth)
+        most = min(most, self.trained_depth or most)
+        free = self.max_depth is None and self.tree == chain and self.depth < most
+        return most if free else None
 
     @property
     def features(self) -> tuple[int, ...]:
@@ -224,8 +226,8 @@ class FeatureReader(HeadDrafter):
         )
         last, size = jnp.minimum(waiting, stages), self.num_columns
         kept = resting.columns(pending, waiting - last, stages)
-        # all columns that are read next are written at once, so that XLA takes what it writes and
-        # does not read the old buffer again, for which it would copy the buffer
+        # all columns that are read next are written at once: if some were written, XLA would read
+        # the others from the old buffer, and copy that buffer first
         first = jax.tree.map(
             lambda old, new: jnp.concatenate([new, old[:, stages:size]], axis=1), pending, kept
         )

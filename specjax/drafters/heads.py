@@ -73,8 +73,8 @@ class HeadDrafter(ChainDrafter, abc.ABC):
 
     A subclass must set ``module`` and ``name`` and implement ``make_level``. It may override:
 
-    - ``max_depth``, ``default_topology`` and ``greatest_number``, if they do not follow from
-      ``config.num_heads``;
+    - ``max_depth`` and ``default_topology``, if they do not follow from ``config.num_heads``;
+    - ``greatest_number``, if ``num="auto"`` may ask for more tokens than the topology has;
     - ``features``, ``init`` and ``observe``, if it keeps more than one hidden state;
     - ``words``, if it predicts a part of the target's vocabulary alone;
     - ``sync``, if it lags behind what was committed (see ``Drafter``).

@@ -47,15 +47,7 @@ class PEagle(Eagle3):
     """
 
     name = "p-eagle"
-
-    def __post_init__(self):
-        self.check_parts()
-        if self.config.mask_token is None:
-            raise ValueError(
-                "p-eagle: mask_token=None: the head was not trained to draft all depths at once; "
-                "draft with Eagle3"
-            )
-        super().__post_init__()
+    parallel = True
 
     def make_level(self, params, target_params, state, context, caught=None):
         head, (found, _) = self.heads(params), required(caught, "caught")

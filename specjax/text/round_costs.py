@@ -45,8 +45,8 @@ class Timed:
 
     @property
     def costs(self) -> np.ndarray:
-        """Seconds of a round at each width, float32 ``[W]``. No width costs more than a greater one
-        does: where it was timed so, the machine was slower in these moments."""
+        """Seconds of a round at each width, float32 ``[W]``. No width is taken to cost more than a
+        greater one: where it was timed so, the machine is taken to have been slower then."""
         costs = (self.calls[1:] - self.calls[0]) / self.rounds
         costs = np.minimum.accumulate(costs[::-1])[::-1]
         # a coarse clock, or a call that was delayed, may give 0 or less: every cost is above 0
