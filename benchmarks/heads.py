@@ -10,6 +10,7 @@ Other rows, beside those that are kept::
     --lengths 2 5 --trees 3x2x1 2x1x1 --temperatures 0 1      every shape at every temperature
     --lengths 3 --trees 3x2x1 --siblings top iid distinct      above 0, how tokens are proposed
     --grown                                                    a target of 100M weights (grown.py)
+    --target FOLDER                                            another target, such as Medusa-2's
     --policies auto auto:schedule --batches 1 8                a policy chooses the length
 
 A head that a shape does not suit is left out of that row, and the page says why.
@@ -29,6 +30,7 @@ from . import grown, head_rows, heldout, runner
 from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "heads"
+EMBEDDED, GROWN = "embedded", "grown to 100M"  # targets
 WAYS = (
     {"temperature": 0.0, "num": 3},
     {"temperature": 1.0, "num": 3},
@@ -42,7 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("heads", nargs="+", metavar="[NAME=]FOLDER", help="trained heads")
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--new", type=int, default=128, help="new tokens of each prompt")
-    parser.add_argument("--grown", action="store_true", help="target and heads grown to 100M")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--grown", action="store_true", help="target and heads grown to 100M")
+    which.add_argument("--target", default=EMBEDDED, help="name or folder of the heads' target")
     parser.add_argument("--out", type=Path, default=RESULTS)
     head_rows.add_shapes(parser, (0.0, 1.0))
     head_rows.add_policies(parser)
@@ -53,8 +57,9 @@ def main(arguments: list[str] | None = None) -> int:
     compile_cache.enable()  # a run that was interrupted finds its programs again
     named = head_rows.named(args.heads)
     facts = {"suite": "heads", "heads": args.heads, "prompts": args.prompts, "new": args.new}
-    header = {**facts, "target": "grown to 100M" if args.grown else None, **runner.where()}
-    lm, prompts = specjax.load("embedded"), heldout.prompts(args.prompts)
+    target = GROWN if args.grown else None if args.target == EMBEDDED else args.target
+    header = {**facts, "target": target, **runner.where()}
+    lm, prompts = specjax.load(args.target), heldout.prompts(args.prompts)
     if args.grown:  # heads keep the names that are asked for
         lm = grown.grown_embedded()
         named = {name: grown.grown_drafter(drafter) for name, drafter in named.items()}
@@ -85,6 +90,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _target_words(target: str | None) -> str:
+    """The arguments that ask for a target; none for the embedded one."""
+    if target is None:
+        return ""
+    return " --grown" if target == GROWN else f" --target {shlex.quote(target)}"
+
+
 def page(header: dict, lines: list[dict]) -> str:
     """The page of the results, of the lines that are kept of rows."""
     facts = ", ".join(f"{k} {v}" for k, v in header.items() if v and k not in ("suite", "heads"))
@@ -94,14 +106,16 @@ def page(header: dict, lines: list[dict]) -> str:
     together = (
         ", or of as many together as a title says" if batched else " of one request at a time"
     )
+    own = header.get("target") not in (None, GROWN)
+    whose = "a target of their own" if own else "the embedded target"
     text = (
         "# Trained heads side by side\n\n```sh\npython -m benchmarks.heads "
         + shlex.join(header["heads"])
         + f" --prompts {header['prompts']}"
-        + (" --grown" if header.get("target") else "")
+        + _target_words(header.get("target"))
         + "".join(f" {word}" for word in words)
         + "\n```\n\n"
-        f"{facts}.\n\nHeads of the embedded target on held-out prompts, in turn with plain "
+        f"{facts}.\n\nHeads of {whose} on held-out prompts, in turn with plain "
         f"decoding{together}. τ: tokens that a round emits. *Rounds* and *whole*: "
         "how many times as fast as plain decoding, without and with the reading of the prompt; "
         "intervals of 95 % are over the prompts. *Round*: its time in plain steps. *Accepted*: the "

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import pathlib
 import re
 
 import pytest
@@ -112,6 +113,17 @@ def test_heads_are_measured_together_and_one_that_a_shape_does_not_suit_is_left_
         heads.main([*words, str(tmp_path), "--policies", "auto", "--batches", "16"])
     with pytest.raises(ValueError, match="'medusas' is unknown"):
         heads.main(["medusas", *words[2:], str(tmp_path)])
+
+
+def test_heads_may_have_a_target_of_their_own(measured, tmp_path):
+    folder = pathlib.Path(specjax.__file__).parent / "models" / "embedded"
+    words = [f"Own={folder / 'eagle3'}", "--prompts", "2", "--temperatures", "0", "--lengths", "2"]
+    words += ["--out", str(tmp_path), "--target", str(folder / "target")]
+    assert heads.main(words) == 0 and len(measured) == 1
+    page = (tmp_path / "README.md").read_text("utf-8")
+    assert f"--target {folder / 'target'} --lengths 2" in page and "Heads of a target of" in page
+    with pytest.raises(SystemExit):
+        heads.main([*words, "--grown"])
 
 
 def test_heads_in_folders_are_drawn_beside_each_other(monkeypatch, tmp_path):
