@@ -3,6 +3,7 @@
 import dataclasses
 import warnings
 
+import jax
 import numpy as np
 import pytest
 from published_heads import DEEPSPEC, GOLDEN, SPARK, edited
@@ -32,6 +33,8 @@ def target():
         ("eagle3", {}, {"mask_hidden": np.ones(48, np.float32)}, "here none.: give both"),
         ("eagle3", {"pard_token": 3}, {"mask_hidden": np.ones((2, 24))}, "expected .1, 48."),
         ("eagle3", {"pard_token": 99}, {"mask_hidden": np.ones(48)}, "pard_token=99"),
+        ("eagle3", {"pard_token": 2.5}, {"mask_hidden": np.ones(48)}, "pard_token=2.5: it must be"),
+        ("eagle3", {"pard_token": 3, "ptd_token_id": 4}, {}, "'ptd_token_id': 4}: these are one"),
         ("eagle3", {IDS: [2, 3, 9]}, {}, "ids=.2, 3, 9.: .* has 7 layers"),
         ("eagle3", {"eagle_config": {IDS: [1, 2, 7]}}, {}, "ids=.1, 2, 7.: .* has 7 layers"),
         ("eagle3", {IDS: [2, 3, 4], "eagle_config": {IDS: [2, 3, 4]}}, {}, "contradict each other"),
@@ -200,3 +203,19 @@ def test_a_mask_with_an_embedding_of_its_own_is_refused(source, target, tmp_path
     (tmp_path / "mask_embedding.pt").write_bytes(b"")
     with pytest.raises(ValueError, match="mask_embedding.pt: masks .* target's of token 23"):
         specjax.load_drafter(tmp_path, target)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "dflash"])
+def test_weights_that_are_not_those_of_the_drafter_are_named(name, target):
+    drafter = specjax.load_drafter(GOLDEN / name, target).drafter
+    for wrong in (None, {}, target.params):
+        with pytest.raises(ValueError, match="params\\['drafter'\\] are not the weights of this"):
+            specjax.decode(
+                target.target,
+                drafter,
+                {"target": target.params, "drafter": wrong},
+                np.asarray([[1, 2]]),
+                np.asarray([2]),
+                key=jax.random.key(0),
+                max_new_tokens=4,
+            )

@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         description="Trains targets and drafters. A run that was stopped is resumed by the same "
         "command.",
         epilog="recipes (specjax train RECIPE --help lists the fields):\n"
-        + "\n".join(f"  {name:<12}{what}" for name, what in RECIPES.items()),
+        + "\n".join(f"  {name:<16}{what}" for name, what in RECIPES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("recipe", metavar="RECIPE", help="one of the recipes listed below")

@@ -318,7 +318,14 @@ def _mask(config: Mapping, tensors: Mapping, size: int) -> int | None:
     Raises:
       ValueError: the file has the token without ``mask_hidden`` or the reverse, or it is misshapen.
     """
-    said = {int(config[key]) for key in _MASKS if config.get(key) is not None}
+    given = {key: config[key] for key in _MASKS if config.get(key) is not None}
+    check_integers(**given)
+    said = {*given.values()}
+    if len(said) > 1:
+        raise ValueError(
+            f"config.json: {given}: these are one number, the id of the token that stands for "
+            "drafted ones; give the same at each key"
+        )
     if not said and _BLANK not in tensors:
         return None
     if len(said) != 1 or _BLANK not in tensors:

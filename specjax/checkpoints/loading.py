@@ -35,7 +35,9 @@ class HeadLM:
     """A drafter with its weights, loaded for one target: what ``generate(drafter=)`` takes.
 
     Attributes:
-      drafter: the drafter.
+      drafter: the drafter. Above temperature 0 ``specjax.generate`` has it draw its tokens;
+        ``specjax.decode`` takes it as it is, with its most probable tokens: give
+        ``dataclasses.replace(heads.drafter, sibling_sampling="iid")`` (``"distinct"`` for trees).
       params: its weights, ``params["drafter"]`` of ``specjax.decode``.
       name: the folder or hub name that ``load_drafter`` was given.
       fingerprint: a hash of the files of weights.
@@ -69,7 +71,8 @@ def load_drafter(
         model that was loaded). The drafter's weights are converted to its dtype; on a CPU, float32
         weights that bfloat16 represents exactly are kept in bfloat16.
       topology: the tree to draft, as ``specjax.trees.as_topology`` takes it. Default: the tree that
-        is stored with the weights, else a chain as deep as the heads allow.
+        is stored with the weights, else a chain: as deep as heads of a fixed number allow, and of
+        three tokens, or as many as they were trained for where that is less, for the others.
       revision: branch, tag or commit on the hub.
 
     Returns:

@@ -126,7 +126,8 @@ def _concrete(x) -> np.ndarray | None:
 _LOADED = {
     "target": "specjax.load returns an LM: give lm.target, with lm.params as params['target'], or "
     "call specjax.generate(lm, ...)",
-    "drafter": "specjax.load_drafter returns a HeadLM: give heads.drafter, with heads.params as "
+    "drafter": "specjax.load_drafter returns a HeadLM: give heads.drafter (above temperature 0 "
+    "with sibling_sampling='iid', which draws its tokens), with heads.params as "
     "params['drafter']; specjax.generate takes it whole, and names of drafters",
 }
 

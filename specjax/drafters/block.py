@@ -260,7 +260,7 @@ class BlockDrafter(HeadDrafter):
     def init(self, params, target_params, batch, capacity, inputs=None):
         c = self.config.layers
         slots = [c.slots(i, capacity) for i in range(c.num_layers)]
-        dtype = jnp.result_type(*jax.tree.leaves(params))
+        dtype = self.dtype_of(params)
         cache = kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype)
         if not self.lag:
             return BlockState(cache=cache)

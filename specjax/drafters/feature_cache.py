@@ -131,7 +131,7 @@ class FeatureReader(HeadDrafter):
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         c, columns = self.config.layer, self.num_pending
-        dtype = jnp.result_type(*jax.tree.leaves(params))
+        dtype = self.dtype_of(params)
         windows = [c.window_of(i) for i in range(c.num_layers)]
         # pending pairs may be in the cache already: a ring is longer by as much
         slots = [capacity if w is None else min(capacity, w + columns) for w in windows]

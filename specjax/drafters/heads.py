@@ -215,7 +215,27 @@ class HeadDrafter(ChainDrafter, abc.ABC):
 
     def heads(self, params: PyTree) -> Any:
         """The ``module`` with its weights ``params``, ``params["drafter"]`` of ``decode``."""
-        return nnx.merge(_abstract(self.module, self.config)[0], params)
+        try:
+            return nnx.merge(_abstract(self.module, self.config)[0], params)
+        except ValueError as error:
+            raise ValueError(f"{self._not_its_weights}; flax: {error}") from None
+
+    def dtype_of(self, params: PyTree) -> jnp.dtype:
+        """The dtype of the weights ``params``.
+
+        Raises:
+          ValueError: there are none.
+        """
+        if not (leaves := jax.tree.leaves(params)):
+            raise ValueError(self._not_its_weights)
+        return jnp.result_type(*leaves)
+
+    @property
+    def _not_its_weights(self) -> str:
+        return (
+            f"params['drafter'] are not the weights of this {type(self).__name__}: give both "
+            "drafter and params of one specjax.load_drafter(folder, lm)"
+        )
 
     def words(self, params: PyTree) -> Words | None:
         """The tokens that the logits of ``make_level`` are about, where they are a part of the
@@ -223,7 +243,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
         return None
 
     def init(self, params, target_params, batch, capacity, inputs=None):
-        dtype = jnp.result_type(*jax.tree.leaves(params))
+        dtype = self.dtype_of(params)
         return HeadState(feature=jnp.zeros((batch, self.config.hidden_size), dtype))
 
     def draft_step(self, params, target_params, state, context):

@@ -296,7 +296,7 @@ class LiLiCorr(CandidateBlock):
     def init(self, params, target_params, batch, capacity, inputs=None):
         inner = super().init(params, target_params, batch, capacity, inputs)
         size = len(self.config.target_layers) * self.config.hidden_size
-        feature = jnp.zeros((batch, size), jnp.result_type(*jax.tree.leaves(params)))
+        feature = jnp.zeros((batch, size), self.dtype_of(params))
         lag = dict(pending=inner.pending, count=inner.count)
         return LiLiCorrState(cache=inner.cache, feature=feature, **lag)
 

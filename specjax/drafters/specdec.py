@@ -170,7 +170,7 @@ class SpecDec(HeadDrafter):
             )
         else:
             memory, source = network.encode(inputs)
-        dtype = jnp.result_type(*jax.tree.leaves(params))
+        dtype = self.dtype_of(params)
         slots = [capacity] * c.num_layers
         return SpecDecState(
             cache=kv_cache.init(slots, batch, c.num_heads, c.head_dim, dtype),

@@ -193,7 +193,7 @@ class SPIRe(HeadDrafter):
         return tuple(range(count - self.config.layers.num_layers, count))
 
     def init(self, params, target_params, batch, capacity, inputs=None):
-        c, dtype = self.config.sparse, jnp.result_type(*jax.tree.leaves(params))
+        c, dtype = self.config.sparse, self.dtype_of(params)
         slots = [c.slots(i, capacity) for i in range(c.num_layers)]
         return SPIReState(cache=kv_cache.init(slots, batch, c.num_kv_heads, c.head_dim, dtype))
 
