@@ -27,31 +27,31 @@ from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "calculator"
 DRAFTERS, TEMPERATURES, LENGTHS = ("draft", "eagle3"), (0.0, 1.0), (1, 2, 3, 4, 5)
+REPETITIONS = 5  # of the run of each prompt
 ROUNDS = 24  # rounds in a timed call of a part of a round
 LASTING = 0.08  # seconds that a timed call of many passes takes
 KINDS = {"formula": "α, c", "passes": "rates, c, passes", "rounds": "and the rest of a round"}
 
 
-def part_calls(lm, prompt: str, ways: list, sampling, new: int) -> dict[str, timing.Call]:
+def part_calls(lm, prompt: str, ways: list, sampling, new: int) -> list[dict[str, timing.Call]]:
     """Calls that time the parts of a round in the middle of the text of ``prompt``.
 
     Returns:
-      calls by names such as ``"2 draft"``: the index of the way from 1 on (0: plain rounds) and a
-      part, which is ``draft``, ``pass`` (the target's pass over the round's nodes) or ``round``
-      (the whole round).
+      calls by part for each way, plain rounds first: ``draft``, ``pass`` (the target's pass over
+      the round's nodes) and ``round`` (the whole round).
     """
     plain = Options(drafter=None, sampling=sampling, max_new_tokens=new)
     options = [plain, *(dataclasses.replace(plain, drafter=d, drafting=s) for d, s in ways)]
-    calls = {}
-    for index, one in enumerate(options):
+    calls = []
+    for one in options:
         sizes = dict(least_width=heldout.SLOTS, least_buffer=heldout.SLOTS)
         work = prepare_measured(lm, [prompt], one, **sizes)
         nodes = work.drafter.num_draft + 1
         state = work.burst(max(new // (2 * nodes), 1), work.start())
         parts = round_timing.part_calls(work, state, rounds=ROUNDS)
-        calls |= {f"{index} {name}": parts[name] for name in ("draft", "round")}
         held = dict(length=int(state.length[0]), capacity=heldout.SLOTS)
-        calls[f"{index} pass"] = timing.pass_call(lm, nodes, lasting=LASTING, **held)
+        passes = timing.pass_call(lm, nodes, lasting=LASTING, **held)
+        calls.append({"draft": parts["draft"], "pass": passes, "round": parts["round"]})
     return calls
 
 
@@ -108,31 +108,32 @@ def computed(shares: list[float], parts: dict[str, float]) -> dict:
 def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int) -> dict:
     """What was measured of chains of ``LENGTHS`` tokens, and what is computed.
 
-    The parts, those of the first prompt's text, are timed before each prompt is decoded, so that
-    they and the runs meet the same seconds of a shared machine: of the few calls of each time the
-    fastest counts, and of these times the mean.
+    On a shared machine the seconds of one program differ by a tenth and more, and moments that are
+    near to each other are alike. So each run is followed at once by the parts of its rounds, those
+    of the first prompt's text, and means of all runs and of all parts are compared.
     """
     ways = [(drafter, Drafting(num=num)) for num in LENGTHS]
     sampling = specjax.Sampling(temperature=temperature)
-    calls, turns = part_calls(lm, prompts[0], ways, sampling, new), []
+    calls = part_calls(lm, prompts[0], ways, sampling, new)
+    spent = [{part: [] for part in parts} for parts in calls]
 
-    def between(_: int) -> None:
-        spent = timing.alternate(calls, repetitions=heldout.REPETITIONS, warmup=1)
-        turns.append({name: float(np.min(one)) for name, one in spent.items()})
+    def beside(way: int) -> None:
+        for part, call in calls[way].items():
+            spent[way][part].append(call.seconds())
 
+    for way in range(len(calls)):  # compiled, and not counted
+        beside(way)
+        for seconds in spent[way].values():
+            seconds.clear()
     given = [sampling] * len(prompts)
-    how = new, heldout.REPETITIONS
-    runs = heldout.measure_model(lm, ways, prompts, given, *how, before=between)
-    seconds = {name: float(np.mean([one[name] for one in turns])) for name in calls}
-    plain, *parts = (
-        {name: seconds[f"{index} {name}"] for name in ("draft", "pass", "round")}
-        for index in range(1 + len(ways))
-    )
+    how = dict(new=new, repetitions=REPETITIONS, average=np.mean, beside=beside)
+    runs = heldout.measure_model(lm, ways, prompts, given, **how)
+    plain, *parts = ({part: float(np.mean(x)) for part, x in one.items()} for one in spent)
     found = [
         {"run": run, "parts": one, **computed(run["acceptance_by_position"], costs(plain, one))}
         for run, one in zip(runs, parts, strict=True)
     ]
-    return {"plain": plain, "turns": turns, "chains": found}
+    return {"plain": plain, "seconds": spent, "chains": found}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -199,8 +200,9 @@ def page(header: dict, found: list) -> str:
         "the acceptance of each position, given that all before it were accepted. *c*: a draft "
         "step, *pass*: the verification of γ drafted tokens, *rest*: what every round and what a "
         "round that drafts costs beside its passes, all in passes over one token, timed in the "
-        "middle of one text, between the runs of the prompts. *α* is one rate for all positions. "
-        "In parentheses: how far the computed speed-up is from the measured one.\n\n"
+        "middle of one text, each time after a run. *α* is one rate for all positions. All times "
+        "are means of all runs. In parentheses: how far the computed speed-up is from the measured "
+        "one.\n\n"
         f"Errors:\n\n{summary}\n\n"
         f"{cells.table(columns, found)}\n"
     )

@@ -104,15 +104,18 @@ def measure_ways(
     return {"ways": found}
 
 
-def measure_model(lm, ways, texts, samplings, new, repetitions, before=None) -> list[dict]:
-    """The figures of each of ``ways``, a drafter and a ``Drafting``, for one model; the tokens of
-    batch i are drawn by ``samplings[i]``, and ``before(i)`` is called before it is decoded. See
-    ``measure_ways``."""
+def measure_model(
+    lm, ways, texts, samplings, new, repetitions, *, average=np.min, beside=None
+) -> list[dict]:
+    """The figures of each of ``ways``, a drafter and a ``Drafting``, for one model.
+
+    The tokens of batch i are drawn by ``samplings[i]``. ``average`` makes one time of those of the
+    repetitions of a batch. ``beside(way)`` is called after each timed run, 0 being plain decoding.
+    See ``measure_ways``.
+    """
     batch = len(texts) // len(samplings)
     seconds, found = [], [_Counts([], [], [], [], []) for _ in ways]
     for index, sampling in enumerate(samplings):
-        if before is not None:
-            before(index)
         text = texts[index * batch : (index + 1) * batch]
         plain = Options(drafter=None, sampling=sampling, max_new_tokens=new, seed=index)
         fast = [
@@ -126,12 +129,13 @@ def measure_model(lm, ways, texts, samplings, new, repetitions, before=None) -> 
         if index == 0:
             for work in works:
                 run(work)
-        best, outs = np.full((len(works), 2), np.inf), [None] * len(works)
+        spent, outs = np.empty((repetitions, len(works), 2)), [None] * len(works)
         for repetition in range(repetitions):
             for which in np.roll(range(len(works)), -(index + repetition + 1)):
-                *spent, outs[which] = run(works[which])
-                best[which] = np.minimum(best[which], spent)
-        seconds.append(best)
+                *spent[repetition, which], outs[which] = run(works[which])
+                if beside is not None:
+                    beside(which)
+        seconds.append(average(spent, axis=0))
         for one, work, out in zip(found, works[1:], outs[1:], strict=True):
             one.add(work.prompts, outs[0], out)
     spent = np.asarray(seconds)  # [batches, 1 + ways, 2]

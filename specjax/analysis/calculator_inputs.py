@@ -58,12 +58,21 @@ def shape_of(acceptance, num_draft: int | None, tree) -> trees.Tree:
 def rates_of(acceptance, tau: float | None, shape: trees.Tree, most: int) -> np.ndarray:
     """Returns the rates by depth and rank, float ``[D, R]``."""
     if (acceptance is None) == (tau is None):
-        raise ValueError(f"acceptance={acceptance}, tau={tau}: give one of the two")
+        raise ValueError(
+            f"acceptance={acceptance}, tau={tau}: give one of the two, such as acceptance=0.8 "
+            "(--acceptance 0.8)"
+        )
     wide = max(shape.ranks) + 1
     if tau is not None:
         if wide > 1:
             raise ValueError(f"tau={tau}: only a chain has one rate that follows from it")
         acceptance = rate_of(tau, shape.depth)
+    if isinstance(acceptance, ONE) and wide > 1:
+        raise ValueError(
+            f"acceptance={acceptance}: siblings of a tree are accepted at different rates; give a "
+            "rate for each rank of each depth, such as [[0.7, 0.1], [0.6, 0.1]] (--acceptance "
+            "0.7,0.1 0.6,0.1)"
+        )
     if isinstance(acceptance, ONE):
         given = [[acceptance]] * max(shape.depth, most)
     else:

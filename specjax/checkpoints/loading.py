@@ -15,7 +15,7 @@ from ..models.files import read_json
 from ..models.lm import LM
 from ..models.model_folder import fingerprint, folder_of, name_of
 from ..models.seq2seq.encoder_inputs import encodes
-from ..trees.topology import as_topology
+from ..trees.topology import Topology, as_topology
 from ..types import Drafter, HeadTarget, PyTree
 from . import eagle, kangaroo, masks
 from .formats import FORMATS
@@ -107,14 +107,13 @@ def load_drafter(
         )
     name = name_of("path_or_hub_name", path_or_hub_name)
     _refuse_method(name)
+    shape = None if topology is None else as_topology(topology, "topology")
     folder = folder_of(name, revision, _HUB_FILES)
     try:
-        drafter, params, found = _read(folder, target)
+        drafter, params, found = _read(folder, target, shape)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     masks.warn_of_text(name, read_json(folder, "config.json"), drafter, target)
-    if topology is not None:
-        drafter = drafter.with_topology(as_topology(topology))
     return HeadLM(
         drafter=drafter, params=params, name=name, fingerprint=found, target=target.checkpoint
     )
@@ -165,8 +164,9 @@ def holds_heads(name: str | os.PathLike, config: dict) -> bool:
     return eagle.matches(config, names) or kangaroo.matches(config, names)
 
 
-def _read(folder: Path, target: LM) -> tuple[Drafter, PyTree, str]:
-    """The drafter of a folder, its weights, and their fingerprint."""
+def _read(folder: Path, target: LM, shape: Topology | None) -> tuple[Drafter, PyTree, str]:
+    """The drafter of a folder, its weights, and their fingerprint; ``shape``: what it drafts, None:
+    the tree that is stored."""
     config, tensors = read_json(folder, "config.json"), Tensors(folder)
     layout = next((f for f in FORMATS.values() if f.matches(config, {*tensors})), None)
     if layout is None:
@@ -190,6 +190,7 @@ def _read(folder: Path, target: LM) -> tuple[Drafter, PyTree, str]:
             f'config.json: "specjax" is {own!r}; it must be an object, such as '
             '{"tree": "3x2x1"}, or be left out'
         )
+    drafter, params = layout.load(config, tensors, target)
     made_for = own.get("target_fingerprint")
     if made_for and target.checkpoint and made_for != target.checkpoint:
         raise ValueError(
@@ -198,12 +199,12 @@ def _read(folder: Path, target: LM) -> tuple[Drafter, PyTree, str]:
             'fine-tuned one), delete "target_fingerprint" from its config.json: the text stays '
             "that of the target, but fewer drafted tokens may be accepted"
         )
-    drafter, params = layout.load(config, tensors, target)
     drafter = _with_trained_depth(drafter, own)
-    if tree := own.get("tree"):
+    if shape is None and (tree := own.get("tree")):
         shape = as_topology(tree)
         if more := {name: own[name] for name in ("gain", "branch") if name in own}:
             shape = dataclasses.replace(shape, **more)
+    if shape is not None:
         drafter = drafter.with_topology(shape)
     if target.dtype == jnp.float32:
         params = kernels.of(target.params).store(params)

@@ -75,7 +75,8 @@ def add(commands) -> None:
         "--passes",
         nargs="+",
         metavar="N:COST",
-        help="measured costs of the target's pass over N nodes of a row: 1:1 4:1.1 8:1.4",
+        help="measured costs of the target's pass over N nodes of a row: 1:1 4:1.1 8:1.4; --knee "
+        "then decides what further rows and the drafter's wider passes cost",
     )
     p.add_argument(
         "--batch", type=int, nargs="+", default=[1], help="rows decoded together; default: 1"

@@ -209,7 +209,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
             warnings.warn(
                 f"{self.name}: {topology} is {counted(topology.depth, 'token')} deep, and its file "
                 f"says that the drafter was trained for {most}; deeper tokens may seldom be right",
-                stacklevel=2,
+                stacklevel=4,  # whoever called load_drafter
             )
         return super().with_topology(topology)
 

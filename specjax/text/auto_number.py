@@ -21,7 +21,8 @@ def auto_policy(num: str) -> drafters.DraftLengthPolicy:
     Raises:
       ValueError: the policy or one of its settings is unknown.
     """
+    _, chosen, name = num.partition(":")
     try:
-        return named_policy(num.partition(":")[2] or drafters.Goodput.name)
+        return named_policy(name if chosen else drafters.Goodput.name)
     except ValueError as error:
         raise ValueError(f"num={num!r}: {error}") from None

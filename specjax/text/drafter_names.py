@@ -107,7 +107,8 @@ def resolve_drafter(
     def drafts():
         if num_draft is None:
             return NUM_DRAFT
-        if not isinstance(num_draft, int | np.integer) or not 1 <= num_draft <= MOST_DRAFTS:
+        whole = isinstance(num_draft, int | np.integer) and not isinstance(num_draft, bool)
+        if not whole or not 1 <= num_draft <= MOST_DRAFTS:
             raise ValueError(
                 f"num={num_draft!r}: the number of drafts is an integer from 1 to {MOST_DRAFTS}, "
                 "or 'auto' with or without a policy; for plain decoding give drafter='none'"

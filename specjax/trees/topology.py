@@ -301,13 +301,14 @@ def from_paths(paths: Sequence[Sequence[int]]) -> Tree:
     return Tree(tuple(parents))
 
 
-def parse(text: str) -> Topology:
+def parse(text: str, argument: str = "tree") -> Topology:
     """Returns the topology that a text describes.
 
     Args:
       text: ``chain:4``, ``3x2x1`` (see ``branching``), ``expand:WIDTHxDEPTHxNODES``,
         ``beams:WIDTHxDEPTH``, ``comb:WIDTHxDEPTH``, or the name of a JSON file that
         holds parents ``[-1, 0, 0, 1]`` or paths ``[[0], [1], [0, 0]]`` (see ``from_paths``).
+      argument: the name of the argument in errors.
 
     Raises:
       ValueError: the text or the file describes no tree.
@@ -338,8 +339,8 @@ def parse(text: str) -> Topology:
         if kind == "":
             return branching(*sizes)
     except (ValueError, TypeError, OSError) as error:
-        raise ValueError(f"tree={text!r}: {error}. {_ACCEPTED}") from None
-    raise ValueError(f"tree={text!r} is unknown. {_ACCEPTED}")
+        raise ValueError(f"{argument}={text!r}: {error}. {_ACCEPTED}") from None
+    raise ValueError(f"{argument}={text!r} is unknown. {_ACCEPTED}")
 
 
 _ACCEPTED = (
@@ -350,8 +351,12 @@ _ACCEPTED = (
 )
 
 
-def as_topology(given) -> Topology:
+def as_topology(given, argument: str = "tree") -> Topology:
     """Returns a topology from a topology, a text (see ``parse``), or a sequence of parents.
+
+    Args:
+      given: one of these.
+      argument: the name of the argument in errors.
 
     Raises:
       ValueError: ``given`` is a text or a sequence that describes no tree.
@@ -360,7 +365,7 @@ def as_topology(given) -> Topology:
     if isinstance(given, Topology):
         return given
     if isinstance(given, str):
-        return parse(given)
+        return parse(given, argument)
     if isinstance(given, Sequence | np.ndarray):
         return Tree(tuple(int(p) for p in given))
-    raise TypeError(f"tree={given!r}. {_ACCEPTED}")
+    raise TypeError(f"{argument}={given!r}. {_ACCEPTED}")
