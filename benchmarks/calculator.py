@@ -27,14 +27,16 @@ from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "calculator"
 DRAFTERS, TEMPERATURES, LENGTHS = ("draft", "eagle3"), (0.0, 1.0), (1, 2, 3, 4, 5)
-REPETITIONS = 5  # of the run of each prompt
-ROUNDS = 24  # rounds in a timed call of a part of a round
-LASTING = 0.08  # seconds that a timed call of many passes takes
+REPETITIONS = 4  # of the run of each prompt
+LASTING = 0.2  # seconds that a timed call of many passes takes, about those of a run
 KINDS = {"formula": "α, c", "passes": "rates, c, passes", "rounds": "and the rest of a round"}
 
 
 def part_calls(lm, prompt: str, ways: list, sampling, new: int) -> list[dict[str, timing.Call]]:
-    """Calls that time the parts of a round in the middle of the text of ``prompt``.
+    """Calls that time the parts of the rounds in which the text of ``prompt`` is decoded.
+
+    They last as long as runs do, since each call has costs of its own, such as filling the caches
+    of the processor.
 
     Returns:
       calls by part for each way, plain rounds first: ``draft``, ``pass`` (the target's pass over
@@ -46,10 +48,11 @@ def part_calls(lm, prompt: str, ways: list, sampling, new: int) -> list[dict[str
     for one in options:
         sizes = dict(least_width=heldout.SLOTS, least_buffer=heldout.SLOTS)
         work = prepare_measured(lm, [prompt], one, **sizes)
-        nodes = work.drafter.num_draft + 1
-        state = work.burst(max(new // (2 * nodes), 1), work.start())
-        parts = round_timing.part_calls(work, state, rounds=ROUNDS)
-        held = dict(length=int(state.length[0]), capacity=heldout.SLOTS)
+        nodes, state = work.drafter.num_draft + 1, work.start()
+        begin, ended = int(state.length[0]), work.burst(work.capacity, work.start())
+        rounds = min(int(ended.stats.rounds[0]), (work.capacity - begin) // nodes)
+        parts = round_timing.part_calls(work, state, rounds=rounds)
+        held = dict(length=(begin + int(ended.length[0])) // 2, capacity=heldout.SLOTS)
         passes = timing.pass_call(lm, nodes, lasting=LASTING, **held)
         calls.append({"draft": parts["draft"], "pass": passes, "round": parts["round"]})
     return calls
@@ -200,7 +203,7 @@ def page(header: dict, found: list) -> str:
         "the acceptance of each position, given that all before it were accepted. *c*: a draft "
         "step, *pass*: the verification of γ drafted tokens, *rest*: what every round and what a "
         "round that drafts costs beside its passes, all in passes over one token, timed in the "
-        "middle of one text, each time after a run. *α* is one rate for all positions. All times "
+        "rounds of one text, each time after a run. *α* is one rate for all positions. All times "
         "are means of all runs. In parentheses: how far the computed speed-up is from the measured "
         "one.\n\n"
         f"Errors:\n\n{summary}\n\n"

@@ -247,6 +247,14 @@ def test_every_way_is_considered_at_every_batch_best_first(pair):
     assert any("verifying" in line for line in told)
 
 
+def test_no_round_is_predicted_to_be_faster_than_a_plain_one(pair, monkeypatch):
+    monkeypatch.setattr(Costs, "of", lambda *_: 0.0)  # the noisiest of clocks
+    options = dict(drafters="ngram", num_drafts=[1], max_new_tokens=8, turns=1)
+    found = specjax.plan(pair[0], PROMPTS, **options).candidates
+    rates = {c.drafter: c.rounds_rate / c.tau for c in found}
+    assert rates["ngram"] == pytest.approx(rates["plain"])
+
+
 def test_a_drafter_whose_rounds_cannot_be_tried_again_runs_at_every_length(pair):
     window = "lookahead:window=2,ngram=3,guesses=2"
     options = dict(drafters=[window, "jacobi"], num_drafts=[1, 2, 3], max_new_tokens=12, turns=1)

@@ -304,7 +304,9 @@ class Survey:
             firsts = np.asarray([len(trace.proposed) for trace in traces])
             rates = []
             for pick, cost in zip(picks, costs, strict=True):
-                spent = cost.of(sum(taken[pick], start=NO_ROUNDS), name, length) * cost.unit
+                all_taken = sum(taken[pick], start=NO_ROUNDS)
+                # a round takes as long as a plain one at least, or the clock was noisy
+                spent = max(cost.of(all_taken, name, length), all_taken.count) * cost.unit
                 whole = (tokens + firsts)[pick].sum() / (spent + reading[pick].sum())
                 rates.append([whole, tokens[pick].sum() / spent])
             rates = np.asarray(rates)  # [picks, (whole, rounds alone)]
