@@ -35,8 +35,8 @@ KINDS = {"formula": "α, c", "passes": "rates, c, passes", "rounds": "and the re
 def part_calls(lm, prompt: str, ways: list, sampling, new: int) -> list[dict[str, timing.Call]]:
     """Calls that time the parts of the rounds in which the text of ``prompt`` is decoded.
 
-    They last as long as runs do, since each call has costs of its own, such as filling the caches
-    of the processor.
+    Those of passes and rounds last as long as runs do, since each call has costs of its own, such
+    as filling the caches of the processor; those of drafts have as many rounds.
 
     Returns:
       calls by part for each way, plain rounds first: ``draft``, ``pass`` (the target's pass over

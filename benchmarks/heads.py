@@ -30,6 +30,7 @@ from . import grown, head_rows, heldout, runner
 from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "heads"
+NEW = 128  # tokens of each prompt
 EMBEDDED, GROWN = "embedded", "grown to 100M"  # targets
 WAYS = (
     {"temperature": 0.0, "num": 3},
@@ -43,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("heads", nargs="+", metavar="[NAME=]FOLDER", help="trained heads")
     parser.add_argument("--prompts", type=int, default=24)
-    parser.add_argument("--new", type=int, default=128, help="new tokens of each prompt")
+    parser.add_argument("--new", type=int, default=NEW, help="new tokens of each prompt")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--grown", action="store_true", help="target and heads grown to 100M")
     which.add_argument("--target", default=EMBEDDED, help="name or folder of the heads' target")
@@ -112,6 +113,7 @@ def page(header: dict, lines: list[dict]) -> str:
         "# Trained heads side by side\n\n```sh\npython -m benchmarks.heads "
         + shlex.join(header["heads"])
         + f" --prompts {header['prompts']}"
+        + (f" --new {header['new']}" if header["new"] != NEW else "")
         + _target_words(header.get("target"))
         + "".join(f" {word}" for word in words)
         + "\n```\n\n"

@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from . import kernels
+from ._internal import callers
 from ._internal.pytree import PyTree
 from .kernels.xla_cpu import THREADS_PER_DEVICE
 
@@ -162,7 +163,7 @@ def _check_threads(mesh: Mesh) -> None:
         warnings.warn(
             f"{local} virtual CPU devices share {max(threads, local)} threads and may come to wait "
             f"for each other without end: set NPROC={wanted} before JAX starts",
-            stacklevel=4,  # whoever called load or decode
+            stacklevel=callers.outside(),
         )
 
 

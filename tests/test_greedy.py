@@ -266,7 +266,8 @@ def test_decode_under_vmap_gives_each_lane_the_text_of_its_key():
     def text(key):
         return specjax.decode(MODEL, drafter, params, tokens, lengths, key=key, **settings).tokens
 
-    keys = jax.random.split(jax.random.key(1), 80)  # jaxlib 0.10.2 errs in products of so many
+    # in another program, jaxlib 0.10.2 summed a product of constants of so many lanes wrongly
+    keys = jax.random.split(jax.random.key(1), 80)
     lanes, each = jax.jit(jax.vmap(text))(keys), jax.lax.map(text, keys)
     assert np.array_equal(lanes, each) and len(np.unique(lanes, axis=0)) > 40
 

@@ -121,7 +121,7 @@ def copied_pending(name, batch):
     return cache_copies(text, shape)
 
 
-@pytest.mark.parametrize(("name", "batch"), [("eagle3", 3), ("p-eagle dependent", 1)])
+@pytest.mark.parametrize(("name", "batch"), [("eagle3", 1), ("p-eagle dependent", 3)])
 def test_rounds_that_draft_copy_nothing_that_is_pending(name, batch):
     assert not copied_pending(name, batch)
 

@@ -253,7 +253,7 @@ def calculate(
         speed. Default: no pass is ever bound by arithmetic.
       passes: measured costs of the target's pass over N nodes of each row, ``{N: cost}``, relative
         to N = 1, at this batch size. Costs between are interpolated. ``knee`` then decides what
-        more rows, and the drafter's passes, cost. Default: by ``knee``.
+        more rows, the drafter's passes and the reading of the prompt cost. Default: by ``knee``.
       batch: B, the number of rows that are decoded together.
       prompt: the tokens of a prompt; 0: reading it is not counted. The drafter reads it, too.
       new_tokens: the tokens that a request emits.

@@ -71,8 +71,9 @@ def load_drafter(
         model that was loaded). The drafter's weights are converted to its dtype; on a CPU, float32
         weights that bfloat16 represents exactly are kept in bfloat16.
       topology: the tree to draft, as ``specjax.trees.as_topology`` takes it. Default: the tree that
-        is stored with the weights, else a chain: as deep as heads of a fixed number allow, and of
-        three tokens, or as many as they were trained for where that is less, for the others.
+        is stored with the weights, else the drafter's ``default_topology``: a chain of all heads
+        of a fixed number; for EAGLE, EAGLE-3 and P-EAGLE one of three tokens, or of as many as
+        they were trained for where that is less.
       revision: branch, tag or commit on the hub.
 
     Returns:
@@ -221,4 +222,6 @@ def _with_trained_depth(drafter: Drafter, own: dict) -> Drafter:
     check_integers(trained_depth=most)
     if most < 1:
         raise ValueError(f'config.json: "specjax": trained_depth={most}: it must be at least 1')
-    return dataclasses.replace(drafter, trained_depth=most)
+    usual = drafter.topology == drafter.default_topology
+    tree = None if usual else drafter.topology  # None: the usual one, which may follow from it
+    return dataclasses.replace(drafter, trained_depth=most, topology=tree)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
+from .._internal import callers
 from ..drafters.block import BlockConfig
 from ..drafters.eagle3 import Eagle3Config
 from ..drafters.heads import HeadDrafter
@@ -44,7 +45,7 @@ def warn_of_text(name: str, config: Mapping, drafter: Drafter, target: LM) -> No
             f"{name}: {_key_of(config)}={mask} is the token {text!r}, which texts may contain: the "
             "drafter takes it for a token to be drafted. If this id is not the one with which it "
             "was trained, correct it in config.json",
-            stacklevel=3,  # whoever called load_drafter
+            stacklevel=callers.outside(),
         )
 
 

@@ -175,7 +175,8 @@ def load(config: Mapping, tensors, target):
     num = len([i for i in found if i >= begin])
     said = config.get("num_nextn_predict_layers") or num
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    steps = config.get("num_speculative_steps") or methods[0].get("speculative_tokens") or 1
+    trained = config.get("num_speculative_steps") or methods[0].get("speculative_tokens")
+    steps = trained or 1
     check_integers(num_nextn_predict_layers=said, num_speculative_steps=steps)
     if not num or {i for i in found if i >= begin} != {*range(begin, begin + num)} or said != num:
         raise ValueError(
@@ -200,7 +201,7 @@ def load(config: Mapping, tensors, target):
             **layout.config,
             **_own_tables(layout, tensors, target, begin, num),
         )
-    trained = steps if num == 1 else None
+    trained = trained if num == 1 else None
     drafter = MTP(config=shape, target=target.target, trained_depth=trained)
     stored = {name: tensors.entry(name) for name in here}
     return drafter, _read(drafter, layout, stored, layout_of(config), target)

@@ -76,7 +76,7 @@ def add(commands) -> None:
         nargs="+",
         metavar="N:COST",
         help="measured costs of the target's pass over N nodes of a row: 1:1 4:1.1 8:1.4; --knee "
-        "then decides what further rows and the drafter's wider passes cost",
+        "then decides what further rows, the drafter's wider passes and the prompt cost",
     )
     p.add_argument(
         "--batch", type=int, nargs="+", default=[1], help="rows decoded together; default: 1"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..drafters import registry
-from ..text.auto_number import AUTO
-from ..text.drafter_names import LOOKUPS
+from ..text.drafter_names import AUTO, LOOKUPS
 from ..text.own_layers import SELF
 
 # what is typed and what it means, beside the names of the registry

@@ -285,7 +285,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
     lookup = {name: value for name, value in lookup.items() if value is not None}
     layers = {name: getattr(arguments, name) for name in ("exit", "skip")}
     layers = {name: value for name, value in layers.items() if value is not None}
-    usual = "ngram" if lookup else drafter_names.SELF if layers else auto_number.AUTO
+    usual = "ngram" if lookup else drafter_names.SELF if layers else drafter_names.AUTO
     usual = "suffix" if arguments.session or arguments.datastore else usual
     drafter = usual if arguments.drafter is None else arguments.drafter
     if layers:

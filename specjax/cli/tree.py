@@ -14,8 +14,7 @@ import specjax
 from .. import trees
 from ..analysis import rank_counts, tree_timing
 from ..models.lm import LM
-from ..text.auto_number import AUTO
-from ..text.drafter_names import WithLookup, named, resolve_drafter
+from ..text.drafter_names import AUTO, WithLookup, named, resolve_drafter
 from ..text.options import Drafting, Options
 from ..text.own_drafters import own_draft_name
 from ..text.prepare import end_ids, prepare

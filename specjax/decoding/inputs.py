@@ -15,6 +15,7 @@ import numpy as np
 from jax.core import Tracer
 
 from .. import sharding
+from .._internal import callers
 from .._internal.hashable import check_hashable
 from .._internal.pytree import pytree_dataclass, static
 from ..sampling.distribution import Sampling
@@ -173,7 +174,7 @@ def warn_capacity(lengths, max_new_tokens, capacity: int | None, target: Target)
         warnings.warn(
             f"capacity={capacity} holds prompt and new tokens: rows that reach it end there, "
             f"before max_new_tokens; give at least {longest} to generate all of them",
-            stacklevel=5,  # the caller of decode: it, its options and _ready stand between
+            stacklevel=callers.outside(),
         )
 
 

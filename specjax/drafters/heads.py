@@ -34,6 +34,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from .. import trees
+from .._internal import callers
 from .._internal.keywords import counted
 from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass
@@ -209,7 +210,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
             warnings.warn(
                 f"{self.name}: {topology} is {counted(topology.depth, 'token')} deep, and its file "
                 f"says that the drafter was trained for {most}; deeper tokens may seldom be right",
-                stacklevel=4,  # whoever called load_drafter
+                stacklevel=callers.outside(),
             )
         return super().with_topology(topology)
 
@@ -233,8 +234,9 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     @property
     def _not_its_weights(self) -> str:
         return (
-            f"params['drafter'] are not the weights of this {type(self).__name__}: give both "
-            "drafter and params of one specjax.load_drafter(folder, lm)"
+            f"params['drafter'] are not the weights of this {type(self).__name__} (or, where "
+            "another drafter holds it, those at 'inner' or the like are not): give both drafter "
+            "and params of one specjax.load_drafter(folder, lm)"
         )
 
     def words(self, params: PyTree) -> Words | None:

@@ -163,6 +163,10 @@ class MTP(FeatureDrafter):
     def default_topology(self) -> Topology:
         return chain(self.config.num_modules)
 
+    def greatest_number(self, most: int) -> int | None:
+        # where a file does not say so, a module was trained for one token
+        return super().greatest_number(most) if self.trained_depth else None
+
 
 def module_layer(target: DecoderConfig) -> DecoderConfig:
     """The shape of a module's layer for a target: that of the target's last layer."""

@@ -7,7 +7,7 @@ from typing import TypeGuard
 from .. import drafters
 from ..drafters.draft_length import named_policy
 
-AUTO, AUTO_DRAFTS = "auto", 7  # the name of adaptive drafting, and its greatest number of drafts
+AUTO, AUTO_DRAFTS = "auto", 7  # the number that a policy chooses, and the greatest such number
 
 
 def is_auto(num) -> TypeGuard[str]:

@@ -11,7 +11,6 @@ import numpy as np
 
 from .. import drafters, trees
 from .._internal.keywords import counted, did_you_mean
-from .._internal.optional import required
 from ..checkpoints import HeadLM, holds_heads, load_drafter
 from ..drafters import registry
 from ..drafters.heads import HeadDrafter
@@ -25,7 +24,7 @@ from ..models.model_folder import EMBEDDED, config_folder
 from ..models.seq2seq import families
 from ..types import Drafter, PyTree
 from . import cascades, other_vocabulary, own_layers, sibling_sampling, small_caches, tables
-from .auto_number import AUTO, AUTO_DRAFTS, auto_policy, is_auto
+from .auto_number import AUTO_DRAFTS, auto_policy, is_auto
 from .options import NUM_DRAFT
 from .own_drafters import (
     auto_drafter,
@@ -38,6 +37,7 @@ from .own_drafters import (
 from .own_layers import SELF
 from .session import Session
 
+AUTO = "auto"  # the drafter that a model has itself, see ``own_drafters.auto_drafter``
 NO_DRAFTS = ("none", "plain")  # names of plain decoding
 # before a drafter's name: tokens are copied if possible (drafters/hybrid.py, fallback.py)
 LOOKUPS = ("ngram+", "suffix+", "sam+")
@@ -107,8 +107,8 @@ def resolve_drafter(
     def drafts():
         if num_draft is None:
             return NUM_DRAFT
-        whole = isinstance(num_draft, int | np.integer) and not isinstance(num_draft, bool)
-        if not whole or not 1 <= num_draft <= MOST_DRAFTS:
+        whole = isinstance(num_draft, int | np.integer) and num_draft is not True
+        if not whole or not 1 <= int(num_draft) <= MOST_DRAFTS:
             raise ValueError(
                 f"num={num_draft!r}: the number of drafts is an integer from 1 to {MOST_DRAFTS}, "
                 "or 'auto' with or without a policy; for plain decoding give drafter='none'"
@@ -167,8 +167,9 @@ def _with_lookup(lm: LM, drafter: WithLookup, most: int | None, shape, how):
       how: see ``resolve_drafter``.
     """
     own: int | None = NUM_DRAFT if most is None else min(most, NUM_DRAFT)
-    if isinstance(drafter.inner, HeadLM) and drafter.inner.drafter.max_depth is not None:
-        own = min(required(own, "own"), drafter.inner.drafter.max_depth)
+    if isinstance(drafter.inner, HeadLM):
+        heads = drafter.inner.drafter
+        own = min(own, heads.max_depth or own, getattr(heads, "trained_depth", None) or own)
     if isinstance(drafter.inner, str | WithLookup):  # a table has its own usual number
         own = most if _takes_number(drafter.inner) else None
     inner, params = resolve_drafter(

@@ -37,13 +37,14 @@ class Drafting:
       num: the number of tokens drafted in a round. None: 3, or the number that heads were saved
         with. ``"auto"``: the number with the highest speed, from 0 to 7, which follows from the
         measured acceptance and the measured costs of rounds (see ``drafters.Adaptive``); measuring
-        the costs takes about a second, and compiling a program for each width about ten the first
-        time. Heads that cannot draft 7 tokens, or whose file says that they were trained for fewer,
-        draft at most what they can or were trained for, and heads that are set to draft more, or a
-        tree, keep that. ``"auto:NAME"``: the number that another policy wants, one of
-        ``specjax.drafters.POLICIES``, with or without settings, such as
-        ``"auto:huggingface:start=5"``; no costs are measured then. A number is refused with a
-        drafter object, which has its own number, and for plain decoding.
+        the costs of the embedded model takes about a second on two cores, and compiling the
+        programs of all widths about ten seconds in all, the first time. Heads that cannot draft 7
+        tokens, or whose file says that they were trained for fewer, draft at most what they can or
+        were trained for, and heads that are set to draft more, or a tree, keep that.
+        ``"auto:NAME"``: the number that another policy wants, one of ``specjax.drafters.POLICIES``,
+        with or without settings, such as ``"auto:huggingface:start=5"``; no costs are measured
+        then. A number is refused with a drafter object, which has its own number, and for plain
+        decoding.
       tree: the shape of the draft instead of a chain (see ``specjax.trees``): a ``Tree`` or
         ``Expand``, parents ``(-1, 0, 0, 1)``, or a text such as ``"3x2x1"`` or
         ``"expand:8x4x24"``. Give ``num`` or ``tree``, not both; only ``num="auto"``, with or

@@ -367,5 +367,8 @@ def as_topology(given, argument: str = "tree") -> Topology:
     if isinstance(given, str):
         return parse(given, argument)
     if isinstance(given, Sequence | np.ndarray):
-        return Tree(tuple(int(p) for p in given))
+        try:
+            return Tree(tuple(int(p) for p in given))
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{argument}={given!r}: {error}. {_ACCEPTED}") from None
     raise TypeError(f"{argument}={given!r}. {_ACCEPTED}")

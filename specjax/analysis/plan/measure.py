@@ -305,7 +305,7 @@ class Survey:
             rates = []
             for pick, cost in zip(picks, costs, strict=True):
                 all_taken = sum(taken[pick], start=NO_ROUNDS)
-                # a round takes as long as a plain one at least, or the clock was noisy
+                # where a round seems faster than a plain one, the clock was noisy
                 spent = max(cost.of(all_taken, name, length), all_taken.count) * cost.unit
                 whole = (tokens + firsts)[pick].sum() / (spent + reading[pick].sum())
                 rates.append([whole, tokens[pick].sum() / spent])
