@@ -83,6 +83,7 @@ def test_an_inserted_prompt_has_the_text_that_it_has_alone(name):
     assert [found[i] for i in range(5)] == alone
 
 
+@pytest.mark.usefixtures("quick_compilation")
 def test_the_other_rows_are_left_alone_bit_by_bit():
     drafter, weights, _ = CASES["draft"]
     objects, params = (MODEL, drafter, "auto"), {"target": PARAMS, "drafter": weights}
@@ -171,6 +172,7 @@ def test_a_burst_ends_as_soon_as_fewer_rows_run_than_was_asked_for():
         assert int(jnp.max(state.stats.rounds)) == rounds
 
 
+@pytest.mark.usefixtures("quick_compilation")
 def test_settings_of_another_kind_are_refused():
     objects, params = (MODEL, NGram(), "auto"), {"target": PARAMS, "drafter": None}
     state = loop.jit_start(*objects, CAPACITY, params, request([0, 1]))

@@ -134,7 +134,7 @@ QUICK = {
 }
 
 # Files of QUICK whose programs run for seconds: only the emitters of fusions are the former ones.
-OPTIMIZED = {"test_acceptance.py", "test_sampled.py"}
+OPTIMIZED = {"test_acceptance.py"}
 
 # A worker of xdist runs a file whole, because its tests share fixtures and programs. Exceptions:
 SPREAD = {
