@@ -44,7 +44,10 @@ DELAYS = {
         (r"\[(cascade comb|spire|horizontal|specdiff)\]", FULL),
     ],
     "test_edges.py": [("processors_of_transformers", FULL), ("silent_one", MERGE)],
-    "test_feature.py": [("root's feature|shifted by one", MERGE), ("another_drafter_proposed", FULL)],
+    "test_feature.py": [
+        ("root's feature|shifted by one", MERGE),
+        ("another_drafter_proposed", FULL),
+    ],
     "test_first_token.py": [
         (r"read\[0.9|shared_noise.*\[rejection", FULL),
         (r"samples_of|shared_noise|law\[(tree distinct|ngram|draft|eagle3)", MERGE),
@@ -53,7 +56,8 @@ DELAYS = {
     "test_fixed_bits.py": [(r"\[(.*-)?float16|1100-bfloat16", FULL)],
     "test_greedy.py": [
         (r"token_for_token.*\[(hybrid draft|lookahead|redrafter|recycling|jacobi blocks)\]", MERGE),
-        (r"token_for_token.*\[(adaptive ngram|suffix tree|unsure draft|eagle|mtp heads|.*p-eagle.*)\]", MERGE),
+        (r"token_for_token.*\[(suffix tree|unsure draft|eagle|mtp heads|.*p-eagle.*)\]", MERGE),
+        (r"token_for_token.*\[adaptive ngram\]", MERGE),
         ("traced_once", MERGE),
         (r"token_for_token.*\[(draft expanded|merged|fallback draft|llmcad)\]", FULL),
         (r"token_for_token.*\[(cascade draft comb|draft tree hub|ngram tree)\]", FULL),
