@@ -242,7 +242,12 @@ def test_a_size_that_differs_is_named_before_the_fingerprint(target, tmp_path):
 
 
 def test_a_topology_is_named_and_said_to_be_too_deep_once(target, tmp_path):
-    for wrong in ("2y1", (0, 1), [[0], [1]]):
+    heads = specjax.load_drafter(GOLDEN / "eagle3", target, topology=[[0], [1], [0, 0]])
+    assert heads.drafter.tree == trees.Tree((-1, 0, 0, 1))
+    with pytest.raises(ValueError, match="topology='2y1'"):
+        heads.drafter.with_topology("2y1")
+    assert heads.drafter.with_topology("chain:2").depth == 2
+    for wrong in ("2y1", (0, 1), [[0], [0, 0, 0]], ["a"]):
         words = f"topology={re.escape(repr(wrong))}.*Accepted"
         with pytest.raises((ValueError, TypeError), match=words):
             specjax.load_drafter(GOLDEN / "eagle3", target, topology=wrong)

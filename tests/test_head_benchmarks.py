@@ -115,11 +115,19 @@ def test_heads_are_measured_together_and_one_that_a_shape_does_not_suit_is_left_
         heads.main(["medusas", *words[2:], str(tmp_path)])
 
 
-def test_heads_may_have_a_target_of_their_own(measured, tmp_path):
+def test_heads_may_have_a_target_of_their_own(measured, monkeypatch, tmp_path):
+    loaded, load = [], specjax.load
+
+    def loading(name, **options):
+        loaded.append(name)
+        return load(name, **options)
+
+    monkeypatch.setattr(specjax, "load", loading)
     folder = pathlib.Path(specjax.__file__).parent / "models" / "embedded"
     words = [f"Own={folder / 'eagle3'}", "--prompts", "2", "--temperatures", "0", "--lengths", "2"]
     words += ["--out", str(tmp_path), "--target", str(folder / "target")]
     assert heads.main(words) == 0 and len(measured) == 1
+    assert loaded == [str(folder / "target")]
     page = (tmp_path / "README.md").read_text("utf-8")
     assert f" --target {folder / 'target'} --" in page and "Heads of a target of" in page
     with pytest.raises(SystemExit):

@@ -97,6 +97,8 @@ class Calculation:
         line = f"{self.shape}: {asked.tokens:.2f} tokens a round, {asked.speedup:.2f} × plain"
         if best is self.plain:
             return f"{line}; no chain is faster than plain decoding"
+        if best == asked:
+            return f"{line}; no chain is faster"
         return f"{line}; the best chain has {best.num_draft}: {best.speedup:.2f} × plain"
 
     def table(self):

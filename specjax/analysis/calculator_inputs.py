@@ -59,8 +59,7 @@ def rates_of(acceptance, tau: float | None, shape: trees.Tree, most: int) -> np.
     """Returns the rates by depth and rank, float ``[D, R]``."""
     if (acceptance is None) == (tau is None):
         raise ValueError(
-            f"acceptance={acceptance}, tau={tau}: give one of the two, such as acceptance=0.8 "
-            "(--acceptance 0.8)"
+            f"acceptance={acceptance}, tau={tau}: give one of the two, such as acceptance=0.8"
         )
     wide = max(shape.ranks) + 1
     if tau is not None:

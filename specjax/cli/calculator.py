@@ -94,7 +94,10 @@ def add(commands) -> None:
         help="milliseconds of the target's pass over one token; default: times are in passes",
     )
     p.add_argument(
-        "--most", type=int, default=16, help="the longest chain that is considered; default: 16"
+        "--most",
+        type=int,
+        default=16,
+        help="the longest chain that is considered, unless a longer one is asked for (16)",
     )
     p.add_argument("--picture", metavar="FILE", help="an .svg file to which the curves are drawn")
     p.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
@@ -128,14 +131,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
         for batch in arguments.batch
     ]
-    drawn = picture(found) if arguments.picture else ""
+    if arguments.picture:
+        Path(arguments.picture).write_text(picture(found), encoding="utf-8")
     if arguments.json:
         print(json.dumps({"calculations": [one.as_json() for one in found]}))
     else:
         for one in found:
             print(f"batch {one.batch}" if len(found) > 1 else "", one, sep="\n")
-    if drawn:
-        Path(arguments.picture).write_text(drawn, encoding="utf-8")
     return 0
 
 

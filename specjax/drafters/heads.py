@@ -205,7 +205,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
         return _abstract(self.module, self.config)[1]
 
     def with_topology(self, topology):
-        most = self.trained_depth
+        topology, most = trees.as_topology(topology, "topology"), self.trained_depth
         if most is not None and topology.depth > most:
             warnings.warn(
                 f"{self.name}: {topology} is {counted(topology.depth, 'token')} deep, and its file "

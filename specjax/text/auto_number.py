@@ -22,6 +22,8 @@ def auto_policy(num: str) -> drafters.DraftLengthPolicy:
       ValueError: the policy or one of its settings is unknown.
     """
     _, chosen, name = num.partition(":")
+    if chosen and not name:
+        raise ValueError(f"num={num!r}: no policy is named; give 'auto', or 'auto:NAME'")
     try:
         return named_policy(name if chosen else drafters.Goodput.name)
     except ValueError as error:

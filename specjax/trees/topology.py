@@ -347,12 +347,12 @@ _ACCEPTED = (
     "Accepted: 'chain:4', a chain of 4 tokens; '3x2x1', the number of children at each depth; "
     "'expand:8x4x24', width, depth and nodes of a tree that the drafter grows; 'beams:4x5', width "
     "and depth of a beam search; 'comb:3x6', a chain of 6 tokens with 2 more beside each; "
-    "a .json file of parents [-1, 0, 0, 1] or of paths of ranks [[0], [1], [0, 0]]"
+    "parents [-1, 0, 0, 1], or paths of ranks [[0], [1], [0, 0]], or a .json file of such a list"
 )
 
 
 def as_topology(given, argument: str = "tree") -> Topology:
-    """Returns a topology from a topology, a text (see ``parse``), or a sequence of parents.
+    """Returns a topology from a topology, a text (see ``parse``), parents, or paths of ranks.
 
     Args:
       given: one of these.
@@ -367,8 +367,12 @@ def as_topology(given, argument: str = "tree") -> Topology:
     if isinstance(given, str):
         return parse(given, argument)
     if isinstance(given, Sequence | np.ndarray):
+        rows = list(given)
         try:
-            return Tree(tuple(int(p) for p in given))
+            if rows and isinstance(rows[0], Sequence) and not isinstance(rows[0], str):
+                return from_paths(rows)
+            return Tree(tuple(int(p) for p in rows))
         except (ValueError, TypeError) as error:
-            raise type(error)(f"{argument}={given!r}: {error}. {_ACCEPTED}") from None
+            told = str(error).removeprefix(f"topology={tuple(rows)}: ")
+            raise type(error)(f"{argument}={given!r}: {told}. {_ACCEPTED}") from None
     raise TypeError(f"{argument}={given!r}. {_ACCEPTED}")
