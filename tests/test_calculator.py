@@ -125,6 +125,8 @@ def test_the_best_length_is_that_of_the_greatest_speed_up_and_may_be_none():
         ({"acceptance": 0.5, "draft_cost": -1}, "draft_cost=-1"),
         ({"acceptance": 0.5, "draft_overhead": -0.1}, "draft_overhead=-0.1"),
         ({"acceptance": 0.5, "knee": 0}, "knee=0"),
+        ({"acceptance": 0.5, "num_draft": True}, "num_draft=True: give a number"),
+        ({"acceptance": 0.5, "batch": True}, "batch=True"),
         ({"acceptance": 0.5, "batch": float("nan")}, "batch=nan"),
         ({"acceptance": 0.5, "pass_seconds": 0}, "pass_seconds=0"),
         ({"acceptance": 0.5, "passes": {2: 1.0}}, "relative to"),

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from interruptions import interrupt_screen
 
 import specjax
 from specjax import cli
-from specjax.cli import prompts, screen
+from specjax.cli import commands, prompts, screen
 from specjax.cli.commands import COMMANDS, parser
 from specjax.cli.parsing import with_left_out_values
 from specjax.drafters import registry
@@ -216,6 +217,7 @@ IGNORED = {
     "a recipe that does not exist": ("train egle3", "unknown recipe egle3: did you mean eagle3"),
     "the drafter draft for a recipe": ("train draft", "the recipe distill trains a draft model"),
     "a drafter for a recipe": ("train medusa", "medusa: the recipe heads trains medusa. Known"),
+    "a word too many": ("calculator --tau 2 --num-draft 3 4", "error: unknown argument 4 "),
     "a tree of copies": ("tree --model TARGET", "name a draft model or heads"),
     "a tree of a table": (
         "tree --model TARGET --drafter recycling --output tree.json",
@@ -230,6 +232,23 @@ def test_an_option_that_would_be_ignored_is_refused(what, run, folders):
     words = words.replace("TARGET", str(folders["target"])).split()
     code, out, err = run(*words[1:], command=words[0])
     assert code == 2 and out == "" and re.search(message, err.splitlines()[-1])
+
+
+def test_a_warning_is_one_line_without_a_place_in_the_code(monkeypatch, capsys):
+    def warn(_):
+        warnings.warn("fewer tokens may be accepted", stacklevel=1)
+        return 0
+
+    monkeypatch.setattr(commands, "run", warn)
+
+    def show(message, category, file, line, *_):  # as Python does, where pytest keeps it
+        sys.stderr.write(warnings.formatwarning(message, category, file, line))
+
+    usual = warnings.formatwarning
+    monkeypatch.setattr(warnings, "showwarning", show)
+    assert cli.main([]) == 0
+    assert capsys.readouterr().err == "specjax: warning: fewer tokens may be accepted\n"
+    assert warnings.formatwarning is usual
 
 
 def test_drafters_are_listed_as_they_are_typed(run):

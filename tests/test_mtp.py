@@ -257,7 +257,12 @@ def test_parallel_heads_are_loaded_as_they_were_saved(targets, tmp_path):
 @pytest.mark.parametrize(
     ("case", "config", "tensors", "words"),
     [
-        ("mimo", {}, {"model.mtp_layers.0.input_proj.weight": None}, "its layout is not known"),
+        (
+            "mimo",
+            {},
+            {"model.mtp_layers.0.input_proj.weight": None},
+            "it holds heads of no known layout",
+        ),
         (
             "mimo",
             {},

@@ -20,6 +20,7 @@ WRONG = {
         r"Sampling\(\) has no temprature: did you mean temperature\? It takes temperature, top_k",
     ),
     "a setting of Drafting": (lambda: specjax.Drafting(nun=3), "did you mean num"),
+    "a tree of another type": (lambda: specjax.Drafting(tree=3), r"tree=3\. Accepted"),
     "a setting of a drafter": (
         lambda: drafters.NGram(num_drafts=3),
         r"NGram\(\) has no num_drafts: did you mean num_draft\? It takes num_draft, longest",
@@ -37,6 +38,10 @@ WRONG = {
         lambda: specjax.Sampling(process_drafts=3),
         r"process_drafts=3\): give True or False",
     ),
+    "heads after their target": (
+        lambda: specjax.load_drafter(specjax.load("embedded"), "eagle3"),
+        r"give load_drafter\(path_or_hub_name, target\)",
+    ),
     "no model": (lambda: specjax.load(None), "name_or_folder=None: give a folder or a name on"),
 }
 
@@ -46,6 +51,11 @@ def test_a_wrong_argument_of_a_constructor_is_named(what):
     call, message = WRONG[what]
     with pytest.raises(TypeError, match=message):
         call()
+
+
+def test_a_tree_is_checked_where_it_is_given():
+    with pytest.raises(ValueError, match="tree='3x'"):
+        specjax.Drafting(tree="3x")
 
 
 def test_a_constructor_that_names_wrong_arguments_is_otherwise_unchanged():

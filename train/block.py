@@ -49,6 +49,11 @@ class AnchorConfig(frozen.FrozenConfig):
         if not 0 < self.decay_length < math.inf:
             raise ConfigError(f"decay_length={self.decay_length}; accepted: above 0, and finite")
 
+    @property
+    def reads_law(self) -> bool:
+        """Whether the loss reads the target's law."""
+        return self.teacher_share > 0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockTrainingConfig(AnchorConfig):
@@ -257,7 +262,7 @@ def make_loss(made: Heads, target, read, config: AnchorConfig, terms=make_terms,
                 for name, x in moving(config, keys.number).items()
             }
             masks = [head._replace(pieces=head.pieces | found) for head in masks]
-        law = target.head_table(given["target"]) if config.teacher_share else None
+        law = target.head_table(given["target"]) if config.reads_law else None
         if config.weighting != "decay":
             return streaks.loss_of(masks, terms_of, law, config, target.config.logit_softcap)
         total, counted, terms = 0.0, 0.0, logged

@@ -28,6 +28,11 @@ LiLiCorr the block and a quarter of its scores on the text. A start that is give
 unless that is given too. ``config.json`` of a run holds what was taken. For blocks of 16 places the
 authors' ``decay_length`` is 7.
 
+With ``on_policy``, a share of the anchors of a DFlash2 or Domino drafter is followed by its own
+drafts instead of the text (``own_drafts.py``). There p and q are the laws after these drafts, and
+-log q(token) is its mean over the tokens that the target would draw; each such token is a candidate
+of DFlash2 in its own term of that mean.
+
 LiLiCorr's authors add a penalty on candidates that the target dislikes, and let a gradient flow
 through the probabilities of candidates into the block; here neither is so. SpecForge moves Domino's
 weights in the first half of a run (``shares_moved=0.5``), the authors' scripts in all of it.
@@ -42,7 +47,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +59,7 @@ from specjax.drafters.domino import Domino, DominoConfig
 from specjax.drafters.lilicorr import LiLiCorrConfig
 from specjax.drafters.xpress import XPress, XPressConfig
 
-from . import block, chunks, frozen, head_losses, lattice, losses
+from . import block, chunks, frozen, head_losses, lattice, losses, own_drafts
 from .config import ConfigError
 from .rows import Heads, fresh
 
@@ -65,6 +71,7 @@ SHARES = {
     "lilicorr": (0.0, (0.0, 0.0), (1.0, 1.0)),
 }
 KINDS = tuple(SHARES)
+IN_TURN = "dflash2", "domino"  # kinds that draft one token after the other, and so on own drafts
 
 
 def by_kind() -> Any:
@@ -73,7 +80,7 @@ def by_kind() -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockHeadsTrainingConfig(block.BlockTrainingConfig):
+class BlockHeadsTrainingConfig(own_drafts.OwnDraftsConfig):
     """The head of a block drafter, and the weights of its loss."""
 
     kind: str = "domino"  # domino, xpress, dflash2 or lilicorr
@@ -118,6 +125,12 @@ class BlockHeadsTrainingConfig(block.BlockTrainingConfig):
             raise ConfigError(
                 f"prefix={self.prefix}; accepted: 0 to {self.num_heads - 1}, below num_heads"
             )
+        if self.on_policy and self.kind not in IN_TURN:
+            raise ConfigError(
+                f"on_policy={self.on_policy} with kind={self.kind!r}, which does not draft one "
+                f"token after the other: leave on_policy out; kinds that take it: "
+                f"{', '.join(IN_TURN)}"
+            )
         if not 0 < self.shares_moved <= 1:
             raise ConfigError(f"shares_moved={self.shares_moved}; accepted: above 0, at most 1")
         if self.kind != "lilicorr" and not (self.corrected_share or self.corrected_share_end):
@@ -160,10 +173,11 @@ Config = BlockHeadsTrainingConfig
 def make_block_heads(config: BlockHeadsTrainingConfig, setting: frozen.Setting) -> Heads:
     """Makes a block drafter with a head and initial weights for the target of a setting.
 
-    Its ``outputs`` take anchors as a further argument. The table of a place is the LM head and W2
-    side by side, and zeros for the rounds; its state is that of the block, then what W2 reads given
-    the text, then the same of each round. LiLiCorr's state is that of the block, then the scores of
-    the candidates, and then for each of them 1 if it is the true token and counts, else 0.
+    Its ``outputs`` take anchors as a further argument, and ``chosen`` of ``own_drafts.make_lay``.
+    The table of a place is the LM head and W2 side by side, and zeros for the rounds; its state is
+    that of the block, then what W2 reads given the tokens before, then the same of each round.
+    LiLiCorr's state is that of the block, then the scores of the candidates, and then for each of
+    them 1 if it is the true token and counts, else 0.
 
     Raises:
       ConfigError: the target caps its logits, to which a correction would be added before the cap.
@@ -197,19 +211,48 @@ def make_block_heads(config: BlockHeadsTrainingConfig, setting: frozen.Setting) 
         own = XPressConfig(**shape, block_size=config.num_heads + 1, **sizes)
         drafter, latents_of = XPress(config=own, target=target), xpress_latents
 
-    def outputs(params, target_params, rows, anchors):
-        heads = drafter.heads(params)
+    def outputs(params, target_params, rows, anchors, chosen=None):
+        heads, found = drafter.heads(params), []
         blocks = block.blocks_of(drafter, params, target_params, rows, anchors)
         spare = (config.corrections - 1) * config.rank
         table = block.wide_table(target, target_params, second_table(heads, config.kind), spare)
-        latents = latents_of(config, heads, target, target_params, rows, anchors, blocks, table)
-        states = block.drafting(drafter, blocks)
-        return [
-            (table, None, jnp.concatenate([state, *(z.astype(state.dtype) for z in own)]))
-            for state, own in zip(states, latents, strict=True)
-        ]
 
-    return Heads(drafter, fresh(drafter, config.run.seed), outputs, layers=config.layers)
+        def before(k):
+            """The tokens before place k, int32 ``[B, A]``."""
+            own = k and chosen is not None
+            return chosen(k - 1, found[-1]) if own else block.at(rows.tokens, anchors + k)
+
+        given = Given(rows, anchors, blocks, table, before)
+        latents = latents_of(config, heads, target, target_params, given)
+        for state, own in zip(block.drafting(drafter, blocks), latents, strict=True):
+            parts = [state, *(z.astype(state.dtype) for z in own)]
+            found.append((table, None, jnp.concatenate(parts)))
+        return found
+
+    lay = None
+    if config.on_policy:
+        lay = own_drafts.make_lay(config, setting, outputs, law_of(config, target))
+    params = fresh(drafter, config.run.seed)
+    return Heads(drafter, params, outputs, layers=config.layers, lay=lay)
+
+
+class Given(NamedTuple):
+    """What a head is given of the blocks of a batch.
+
+    Attributes:
+      rows: the text.
+      anchors: int32 ``[B, A]``.
+      blocks: ``[H, B, A, size]``, the normed states of all places.
+      table: ``[V, H + R ...]``, the LM head and W2 side by side.
+      before: ``before(k) -> int32 [B, A]``, the tokens before the k-th place that drafts; it is
+        called once for each place, in order, after the output of the place before was made.
+    """
+
+    rows: Any
+    anchors: jax.Array
+    blocks: jax.Array
+    table: jax.Array
+    before: Callable[[int], jax.Array]
 
 
 def check_candidates(config: BlockHeadsTrainingConfig, target) -> None:
@@ -233,32 +276,29 @@ def second_table(heads, kind: str) -> jax.Array:
     return (heads.refiner.lm_head if kind == "xpress" else heads.lm_head).weight[...]
 
 
-def dflash2_latents(config, heads, target, target_params, rows, anchors, blocks, table):
-    """What W2 reads of each place that drafts, ``[R, B * A]``, given the token before it."""
-    found = []
+def dflash2_latents(config, heads, target, target_params, given: Given):
+    """Yields what W2 reads of each place that drafts, ``[R, B * A]``, given the token before it."""
+    states = given.blocks.reshape(len(given.blocks), -1, given.blocks.shape[3])
     for k in range(config.num_heads):
-        before = block.at(rows.tokens, anchors + k).reshape(-1)
-        found.append([heads.selector.latent(before, blocks[..., k + 1].reshape(len(blocks), -1))])
-    return found
+        yield [heads.selector.latent(given.before(k).reshape(-1), states[..., k + 1])]
 
 
-def domino_latents(config, heads, target, target_params, rows, anchors, blocks, table):
-    """What W2 reads of each place that drafts, ``[R, B * A]``, given the text before it."""
+def domino_latents(config, heads, target, target_params, given: Given):
+    """Yields what W2 reads of each place that drafts, ``[R, B * A]``, given the text before it."""
+    blocks = given.blocks
     states = blocks.transpose(3, 0, 1, 2).reshape(blocks.shape[3], len(blocks), -1)
     memory = jnp.zeros((heads.memory_size, states.shape[2]), states.dtype)
-    found = []
     for k, state in enumerate(states):
-        tokens = block.at(rows.tokens, anchors + k)
-        memory = heads.remember(memory, target.embed(target_params, tokens))
+        memory = heads.remember(memory, target.embed(target_params, given.before(k)))
         latent = heads.latent(state, memory)
-        found.append([latent if k >= config.prefix else jnp.zeros_like(latent)])
-    return found
+        yield [latent if k >= config.prefix else jnp.zeros_like(latent)]
 
 
-def xpress_latents(config, heads, target, target_params, rows, anchors, blocks, table):
-    """The same, and after it what W2 reads in each round of guesses."""
+def xpress_latents(config, heads, target, target_params, given: Given):
+    """Yields the same, and after it what W2 reads in each round of guesses."""
+    rows, anchors, blocks, table, _ = given
     refiner, (size, batch, count, places) = heads.refiner, blocks.shape
-    given = refiner.given(blocks.reshape(size, -1, places))
+    known = refiner.given(blocks.reshape(size, -1, places))
     before = jnp.maximum(anchors - 1, 0)
     alone = block.at(rows.segments, before) != block.at(rows.segments, anchors)
     first = [jnp.where(alone, block.at(rows.tokens, anchors), block.at(rows.tokens, before))]
@@ -267,7 +307,7 @@ def xpress_latents(config, heads, target, target_params, rows, anchors, blocks, 
     def latents(tokens):
         """Of the places that draft, each ``[R, B * A]``, given the tokens before all places."""
         flat = jnp.stack([x.reshape(-1) for x in tokens], axis=1)
-        mixed = refiner.mixed(given, flat)
+        mixed = refiner.mixed(known, flat)
         latent = refiner.latent(mixed.reshape(len(mixed), -1)).reshape(mixed.shape)
         return [latent[:, :, k] for k in range(places - 1)]
 
@@ -288,7 +328,7 @@ def xpress_latents(config, heads, target, target_params, rows, anchors, blocks, 
         guess = jax.lax.stop_gradient(guesses(jax.lax.stop_gradient(free)))
         free = latents([*first, *guess[:-1]])
         found.append(free)
-    return [list(own) for own in zip(*found, strict=True)]
+    yield from zip(*found, strict=True)
 
 
 def most_probable(table, states, fixed, pieces):
@@ -309,15 +349,22 @@ def make_terms(target, config: BlockHeadsTrainingConfig):
         said, table = laws.said(law, pieces), output[0]
         base = chunks.logits_of(table[:, :size], states[..., :size])
 
-        def value(q, learned=None):
-            """Its value, and TV; ``learned``: the logits whose cross-entropy is learned."""
+        def nats(q, candidate):
+            """The cross-entropy that is learned."""
+            found = losses.cross_entropy(with_token(q, candidate, said.next), said.next)
+            if not config.on_policy:
+                return found
+            drawn = drawn_cross_entropy(required(said.law, "law"), q, candidate)
+            return jnp.where(pieces["own"], drawn, found)
+
+        def value(q, candidate=None):
+            """Its value, and TV; ``candidate``: tokens that may be drafted, None: all of them."""
             total, distance = 0.0, None
             if share < 1:
-                read = (q if learned is None else learned) / config.streak_temperature
-                total += (1 - share) * losses.cross_entropy(read, said.next)
-            if share:
-                distance = jnp.abs(jax.nn.softmax(q) - required(said.law, "law"))
-                distance = jnp.sum(distance, axis=-1) / 2
+                total += (1 - share) * nats(q / config.streak_temperature, candidate)
+            if config.reads_law:
+                drafted = jax.nn.softmax(q if candidate is None else drawable(q, candidate))
+                distance = jnp.sum(jnp.abs(drafted - required(said.law, "law")), axis=-1) / 2
                 total += share * distance
             return total, distance
 
@@ -332,10 +379,10 @@ def make_terms(target, config: BlockHeadsTrainingConfig):
             alone, _ = value(base)
             loss = alone + config.lattice_share * lattice
             return {"loss": loss, "base": alone, "lattice": lattice}
-        drafted = [corrected(0)]
+        candidate = None
         if config.kind == "dflash2":
-            drafted = among_candidates(base, drafted[0], said.next, config.num_candidates)
-        (first, distance), (alone, _) = value(*drafted), value(base)
+            candidate = candidates_of(base, config.num_candidates)
+        (first, distance), (alone, _) = value(corrected(0), candidate), value(base)
         free = [value(corrected(k))[0] for k in range(1, config.corrections)]
         corrected_share, base_share = jnp.moveaxis(pieces["shares"], -1, 0)
         terms = {"loss": corrected_share * first + base_share * alone, "base": alone}
@@ -349,21 +396,52 @@ def make_terms(target, config: BlockHeadsTrainingConfig):
     return terms_of
 
 
-def among_candidates(base, logits, true, count: int) -> tuple[jax.Array, jax.Array]:
-    """Logits ``[B, C, V]`` without those of tokens that are no candidates.
+def law_of(config: BlockHeadsTrainingConfig, target):
+    """Returns ``logits_of`` of ``own_drafts.make_lay``: the corrected logits, those of DFlash2
+    without tokens that are no candidates."""
+    if config.kind != "dflash2":
+        return chunks.logits_of
+
+    def logits_of(table, states):
+        size = target.hidden_size
+        base = chunks.logits_of(table[:, :size], states[..., :size])
+        candidate = candidates_of(base, config.num_candidates)
+        return drawable(chunks.logits_of(table, states), candidate)
+
+    return logits_of
+
+
+def candidates_of(base: jax.Array, count: int) -> jax.Array:
+    """Bool ``[B, C, V]``, the tokens with the ``count`` greatest logits of the block."""
+    base = jax.lax.stop_gradient(base)
+    return base >= jax.lax.top_k(base, count)[0][..., -1:]
+
+
+def drawable(logits: jax.Array, candidate: jax.Array) -> jax.Array:
+    """Logits ``[B, C, V]`` without those of tokens that are no candidates."""
+    return jnp.where(candidate, logits, -jnp.inf)
+
+
+def with_token(logits: jax.Array, candidate: jax.Array | None, token: jax.Array) -> jax.Array:
+    """Logits ``[B, C, V]`` of the candidates and of int32 ``token [B, C]``; None: of all tokens."""
+    if candidate is None:
+        return logits
+    return drawable(logits, candidate | (jnp.arange(logits.shape[-1]) == token[..., None]))
+
+
+def drawn_cross_entropy(law: jax.Array, logits: jax.Array, candidate: jax.Array | None):
+    """The mean over tokens of a law of their cross-entropies, float32 ``[B, C]`` in nats.
 
     Args:
-      base: ``[B, C, V]``, whose ``count`` greatest make a token a candidate.
+      law: float32 ``[B, C, V]``, probabilities.
       logits: ``[B, C, V]``.
-      true: int32 ``[B, C]``.
-
-    Returns:
-      those of the candidates, and those of the candidates and the true token.
+      candidate: bool ``[B, C, V]``; each token is judged among these and itself. None: among all.
     """
-    base = jax.lax.stop_gradient(base)
-    candidate = base >= jax.lax.top_k(base, count)[0][..., -1:]
-    also = candidate | (jnp.arange(base.shape[-1]) == true[..., None])
-    return jnp.where(candidate, logits, -jnp.inf), jnp.where(also, logits, -jnp.inf)
+    if candidate is None:
+        return losses.soft_cross_entropy(law, logits)
+    among = jax.nn.logsumexp(drawable(logits, candidate), axis=-1, keepdims=True)
+    total = jnp.where(candidate, among, jnp.logaddexp(among, logits))
+    return jnp.sum(law * (total - logits), axis=-1)
 
 
 make_loss = functools.partial(

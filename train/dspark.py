@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +43,7 @@ SCALED = ("drawn", "greedy", "nothing")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DSparkTrainingConfig(block.BlockTrainingConfig):
+class DSparkTrainingConfig(own_drafts.OwnDraftsConfig):
     """The two heads of DSpark, and the weights of its loss."""
 
     num_heads: int = 7  # the places of a block, all of which draft
@@ -55,8 +54,6 @@ class DSparkTrainingConfig(block.BlockTrainingConfig):
     confidence_weight: float = 1.0  # weight of the confidence head's loss; 0: there is no such head
     scaled_for: str = "drawn"  # chances, by temperatures: drawn (T = 1), greedy (T = 0) or nothing
     teacher_share: float = 1.0  # always 1: the drafter learns the target's law
-    on_policy: float = 0.0  # share of the anchors after which the drafter's own drafts stand
-    temperature: float = 1.0  # at which they are drawn; 0: its most probable tokens
     TEXT = "ce_share", 1.0
 
     def __post_init__(self):
@@ -79,44 +76,6 @@ class DSparkTrainingConfig(block.BlockTrainingConfig):
             raise ConfigError(
                 f"teacher_share={self.teacher_share}: DSpark learns the target's law; leave it out"
             )
-        self._check_own_drafts()
-
-    def _check_own_drafts(self):
-        """Raises ``ConfigError`` for own drafts that cannot be, or that nothing would draw."""
-        if not 0 <= self.on_policy <= 1 or not 0 <= self.temperature < math.inf:
-            raise ConfigError(
-                f"on_policy={self.on_policy}, temperature={self.temperature}; accepted: 0 to 1, "
-                "and at least 0 and finite"
-            )
-        if not self.on_policy:
-            if self.temperature != 1:
-                raise ConfigError(
-                    f"temperature={self.temperature} with on_policy=0, which drafts nothing: leave "
-                    "it out, or give a share of anchors such as on_policy=0.5"
-                )
-            return
-        if not self.own_anchors:
-            raise ConfigError(
-                f"on_policy={self.on_policy} of num_anchors={self.num_anchors} is less than one "
-                "anchor: give a larger share or more anchors, or 0"
-            )
-        if self.features:
-            raise ConfigError(
-                f"on_policy={self.on_policy} with features={self.features!r}: the target must "
-                "score the drafts of each step, and stored hidden states are of the text alone; "
-                "leave features out, or give on_policy=0"
-            )
-        if self.weighting != "decay":
-            raise ConfigError(
-                f"on_policy={self.on_policy} with weighting={self.weighting!r}: own drafts are "
-                "weighted by the chance that the target accepts them; leave weighting out, or give "
-                "on_policy=0"
-            )
-
-    @property
-    def own_anchors(self) -> int:
-        """How many anchors of a row have own drafts."""
-        return round(self.on_policy * self.num_anchors)
 
 
 Config = DSparkTrainingConfig

@@ -25,6 +25,9 @@ References: Draft-OPD, arXiv 2605.29343; github.com/bingyang-lei/Draft-OPD.
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -32,19 +35,70 @@ from flax import nnx
 from specjax.models.causal_lm import graph_definition
 
 from . import block, chunks
+from .config import ConfigError
 from .evaluate import Mean
 
 
-def make_lay(config, setting, outputs):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnDraftsConfig(block.BlockTrainingConfig):
+    """A block drafter that may be trained on its own drafts."""
+
+    on_policy: float = 0.0  # share of the anchors after which the drafter's own drafts stand
+    temperature: float = 1.0  # at which they are drawn; 0: its most probable tokens
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.on_policy <= 1 or not 0 <= self.temperature < math.inf:
+            raise ConfigError(
+                f"on_policy={self.on_policy}, temperature={self.temperature}; accepted: 0 to 1, "
+                "and at least 0 and finite"
+            )
+        if not self.on_policy:
+            if self.temperature != 1:
+                raise ConfigError(
+                    f"temperature={self.temperature} with on_policy=0, which drafts nothing: leave "
+                    "it out, or give a share of anchors such as on_policy=0.5"
+                )
+            return
+        if not self.own_anchors:
+            raise ConfigError(
+                f"on_policy={self.on_policy} of num_anchors={self.num_anchors} is less than one "
+                "anchor: give a larger share or more anchors, or 0"
+            )
+        if self.features:
+            raise ConfigError(
+                f"on_policy={self.on_policy} with features={self.features!r}: the target must "
+                "score the drafts of each step, and stored hidden states are of the text alone; "
+                "leave features out, or give on_policy=0"
+            )
+        if self.weighting != "decay":
+            raise ConfigError(
+                f"on_policy={self.on_policy} with weighting={self.weighting!r}: own drafts are "
+                "weighted by the chance that the target accepts them; leave weighting out, or give "
+                "on_policy=0"
+            )
+
+    @property
+    def own_anchors(self) -> int:
+        """How many anchors of a row have own drafts."""
+        return round(self.on_policy * self.num_anchors)
+
+    @property
+    def reads_law(self) -> bool:
+        return super().reads_law or self.on_policy > 0
+
+
+def make_lay(config: OwnDraftsConfig, setting, outputs, logits_of=chunks.logits_of):
     """Returns ``rows.Heads.lay`` for blocks of which the first anchors hold own drafts.
 
     Args:
-      config: of the recipe, with ``own_anchors``, the number of such anchors of each row, and
-        ``temperature``, T.
+      config: of the recipe.
       setting: see ``frozen.Setting``.
       outputs: as of ``rows.Heads``, with a further argument ``chosen``: ``chosen(k, output of place
         k) -> int32 [B, A]`` is called once for each place but the last, and returns the tokens of
         place k, which the next place reads.
+      logits_of: ``logits_of(table, states [B, D, F])``, the logits ``[B, D, V]`` of the law from
+        which the drafter drafts.
     """
     target, count = setting.lm.target, config.own_anchors
     graphdef, last = graph_definition(setting.lm.config), setting.lm.config.num_layers
@@ -56,7 +110,7 @@ def make_lay(config, setting, outputs):
         uniform = draw(jax.vmap(jax.random.fold_in, (0, None))(keys, 1))
 
         def chosen(k, output):
-            tokens, said = drafted(output, anchors, uniform[:, k], temperature)
+            tokens, said = drafted(output, anchors, uniform[:, k], temperature, logits_of)
             drafts.append(tokens)
             log_q.append(said)
             text = block.at(rows.tokens, anchors[:, count:] + 1 + k)
@@ -99,7 +153,7 @@ def of_drafts(head: chunks.Head, own: jax.Array, hidden: jax.Array, weight: jax.
     return head._replace(pieces=pieces | {"hidden": states, "own": own}, weight=weight)
 
 
-def drafted(output, anchors, uniform, temperature: float) -> tuple[jax.Array, jax.Array]:
+def drafted(output, anchors, uniform, temperature: float, logits_of) -> tuple[jax.Array, jax.Array]:
     """Returns the drafter's own tokens of a place, and the logarithms of their probabilities.
 
     Args:
@@ -107,6 +161,7 @@ def drafted(output, anchors, uniform, temperature: float) -> tuple[jax.Array, ja
       anchors: int32 ``[B, A]``.
       uniform: float32 ``[B, D]`` in [0, 1); tokens of the first D anchors are drawn.
       temperature: T; 0: the most probable tokens, each with the probability 1.
+      logits_of: see ``make_lay``; tokens of the logit -inf are not drawn.
 
     Returns:
       int32 and float32 ``[B, D]``, without a gradient.
@@ -115,13 +170,15 @@ def drafted(output, anchors, uniform, temperature: float) -> tuple[jax.Array, ja
     states = state.reshape(len(state), *anchors.shape).transpose(1, 2, 0)
 
     def terms(table, states, _, uniform):
-        logits = chunks.logits_of(table, states)
+        logits = logits_of(table, states)
         if not temperature:
             return jnp.argmax(logits, axis=-1).astype(jnp.int32), jnp.zeros(uniform.shape)
         log_q = jax.nn.log_softmax(logits / temperature)
         below = jnp.cumsum(jnp.exp(log_q), axis=-1)
-        tokens = jnp.sum(below <= uniform[..., None] * below[..., -1:], axis=-1, dtype=jnp.int32)
-        tokens = jnp.minimum(tokens, logits.shape[-1] - 1)
+        whole = below[..., -1:]
+        tokens = jnp.sum(below <= uniform[..., None] * whole, axis=-1, dtype=jnp.int32)
+        last = jnp.sum(below < whole, axis=-1, dtype=jnp.int32)  # where a product rounds to 1
+        tokens = jnp.minimum(tokens, last)
         return tokens, of_tokens(log_q, tokens)
 
     return chunks.each(terms, table, states[:, : uniform.shape[1]], None, uniform)

@@ -28,7 +28,7 @@ def check_ranges(
         ("new_tokens", new_tokens, 1),
         ("most", most, 1),
     ):
-        if not (least <= value < math.inf):
+        if isinstance(value, bool) or not least <= value < math.inf:
             raise ValueError(f"{name}={value}: give a number from {least} on")
     if not knee >= 1:
         raise ValueError(f"knee={knee}: give a number of tokens from 1 on")
@@ -38,6 +38,8 @@ def check_ranges(
 
 def shape_of(acceptance, num_draft: int | None, tree) -> trees.Tree:
     """Returns the draft that is asked for."""
+    if isinstance(num_draft, bool):
+        raise ValueError(f"num_draft={num_draft}: give a number of tokens from 1 on, or None")
     if tree is None:
         if num_draft is None:
             num_draft = len(acceptance) if isinstance(acceptance, Sequence | np.ndarray) else 4

@@ -99,6 +99,11 @@ def load_drafter(
         heads = specjax.load_drafter("FasterDecoding/medusa-vicuna-7b-v1.3", lm)
         specjax.generate(lm, "...", drafter=heads)
     """
+    if isinstance(path_or_hub_name, LM):
+        raise TypeError(
+            f"path_or_hub_name={path_or_hub_name!r:.60}: the heads come first and then their "
+            "target: give load_drafter(path_or_hub_name, target)"
+        )
     if not isinstance(target, LM) or not (encodes(target) or is_read(target)):
         raise TypeError(
             f"target={target!r:.60}: heads read the hidden states of a decoder; give what "
@@ -175,8 +180,9 @@ def _read(folder: Path, target: LM, shape: Topology | None) -> tuple[Drafter, Py
         kinds = (config.get(key) for key in ("speculators_model_type", "model_type"))
         kind = next(filter(None, kinds), config.get("architectures"))
         raise ValueError(
-            f"its layout is not known (model_type={kind!r}, tensors {listed([*tensors])}). Known "
-            f"are: {known}. A draft model is loaded with specjax.load"
+            f"it holds heads of no known layout (model_type={kind!r}, tensors "
+            f"{listed([*tensors])}). If it is a draft model, load it with specjax.load, or give "
+            f"its name as drafter. Layouts that are read: {known}"
         )
     reads_states = issubclass(layout.DRAFTER, HeadDrafter)
     if not is_read(target) and reads_states and not layout.DRAFTER.serves_encoders:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from . import commands
 
-        code = commands.run(argv)
+        with _short_warnings():
+            code = commands.run(argv)
         if sys.stdout is not None:
             sys.stdout.flush()  # where there is no room for the last lines, as on a full disk
         return code
@@ -36,6 +39,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130  # options.INTERRUPTED
+
+
+@contextlib.contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Prints warnings as errors are printed, without the file and line of Python code."""
+    usual = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"specjax: warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def _said(error: Exception, argv: Sequence[str]) -> str:

@@ -152,9 +152,10 @@ def _acceptance(words: list[str] | None):
             f"--acceptance {' '.join(words)}: give numbers from 0 to 1, and commas between the "
             "rates of one depth of a tree"
         ) from None
-    if len(rows) == 1 and len(rows[0]) == 1:
-        return rows[0][0]
-    return rows
+    if any(len(row) > 1 for row in rows):
+        return rows
+    rates = [rate for row in rows for rate in row]
+    return rates[0] if len(rates) == 1 else rates
 
 
 def _passes(words: list[str] | None) -> dict[int, float] | None:

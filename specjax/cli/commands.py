@@ -97,10 +97,16 @@ def refuse(unknown: Sequence[str], command: str) -> None:
     own = parser_of(COMMANDS[command].add)
     known = [name for name in options_of(own) if name.startswith("--")]
     option = next((word for word in unknown if word.startswith("-")), unknown[0])
-    if not option.startswith("-") and any(a.dest == "prompt" for a in own._actions):  # noqa: SLF001
+    if not option.startswith("-") and _takes_prompt(own):
         own.error(f"more than one prompt, {option!r} among them: put the prompt in quotes")
     meant = did_you_mean(option.partition("=")[0], known).rstrip()
     own.error(f"unknown argument {option}{meant and ': '}{meant}")
+
+
+def _takes_prompt(command: argparse.ArgumentParser) -> bool:
+    """Whether a prompt is written without the name of an option."""
+    named = ((action.dest, action.option_strings) for action in command._actions)  # noqa: SLF001
+    return ("prompt", []) in named
 
 
 def train(argv: Sequence[str]) -> int:

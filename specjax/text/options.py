@@ -58,9 +58,10 @@ class Drafting:
         layers draw siblings; a drafter object has its own setting.
 
     Raises:
-      ValueError: the rule or the way of sampling siblings is unknown.
-      TypeError: the rule is neither a name nor a ``specjax.Rule``; or there is no such setting, and
-        the error names the nearest one.
+      ValueError: the rule or the way of sampling siblings is unknown, or ``tree`` describes no
+        tree.
+      TypeError: the rule is neither a name nor a ``specjax.Rule``; ``tree`` is of another type; or
+        there is no such setting, and the error names the nearest one.
 
     Example::
 
@@ -74,6 +75,8 @@ class Drafting:
 
     def __post_init__(self):
         acceptance.named(self.rule)
+        if self.tree is not None:
+            trees.as_topology(self.tree)
         if self.sibling_sampling is not None and self.sibling_sampling not in expand.HOW:
             raise ValueError(
                 f"sibling_sampling={self.sibling_sampling!r} is unknown; known: None, "

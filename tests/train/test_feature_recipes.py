@@ -290,10 +290,11 @@ def test_a_head_is_taught_on_the_logits_that_it_drafts_with(place, name, monkeyp
             logits, size = np.asarray(logits), setting.lm.target.hidden_size
             assert (np.isfinite(logits).sum(axis=1) == 9).all()
             base = output[0][:, :size] @ output[2][:size]
-            chosen = block_heads.among_candidates(base.T, taught, jnp.full(4, 5), 9)
-            np.testing.assert_array_equal(np.isfinite(logits), np.isfinite(chosen[0]))
+            candidate = block_heads.candidates_of(base.T, 9)
+            np.testing.assert_array_equal(np.isfinite(logits), candidate)
+            learned = block_heads.with_token(taught, candidate, jnp.full(4, 5))
             also = np.isfinite(logits) | (np.arange(logits.shape[1]) == 5)
-            np.testing.assert_array_equal(also, np.isfinite(chosen[1]))
+            np.testing.assert_array_equal(also, np.isfinite(learned))
             taught = np.where(np.isfinite(logits), taught, logits)
         np.testing.assert_allclose(logits, taught, rtol=1e-3, atol=1e-4)
     if name == "dspark":
