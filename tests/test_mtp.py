@@ -261,7 +261,7 @@ def test_parallel_heads_are_loaded_as_they_were_saved(targets, tmp_path):
             "mimo",
             {},
             {"model.mtp_layers.0.input_proj.weight": None},
-            "it holds heads of no known layout",
+            "it is in no layout of heads",
         ),
         (
             "mimo",

@@ -86,7 +86,10 @@ FOLDERS = {
     "train/test_embedded.py": [("the_heads_are", MERGE)],
     "train/test_depth_width.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "train/test_spire_recipe.py": [("fault", DEFAULT), ("refused", MERGE), (EVERYTHING, FULL)],
-    "train/test_own_drafts.py": [("fault.*reject|refused", DEFAULT), (EVERYTHING, FULL)],
+    "train/test_own_drafts.py": [
+        ("fault|refused|drawn_tokens|without_a_prob", DEFAULT),
+        (EVERYTHING, FULL),
+    ],
     "train/test_prune_recipe.py": [("fault|one_by_one", DEFAULT), (EVERYTHING, FULL)],
     "train/test_specdec_recipe.py": [("needs_texts|begin_every_text", MERGE), ("", FULL)],
     "train/test_start.py": [("another_shape", DEFAULT), (EVERYTHING, MERGE)],

@@ -87,8 +87,7 @@ LINES = {
     "test_cli_prompts.py": [("plan_prints", MERGE), ("tree_counts|built_in_prompt", FULL)],
     "test_coupled.py": [
         (r"adaptive eagle3|alone|every_drafter.*\[(hybrid draft|mtp)", FULL),
-        (r"every_drafter.*\[ngram\]", DEFAULT),
-        (rf"every_drafter.*\[(draft tree iid|{MESHED})\]", MERGE),
+        (rf"every_drafter.*\[(ngram|draft tree iid|{MESHED})\]", MERGE),
         ("keeps_what|compare", MERGE),
         ("list_coupling|more_siblings", FULL),
         ("every_drafter", FULL),
@@ -243,7 +242,7 @@ LINES = {
     "test_native.py": [
         ("narrower_vectors", FULL),
         ("loop_on_kernels", FULL),
-        ("derivatives|long_prompt|without_a_warning", MERGE),
+        ("derivatives|long_prompt", MERGE),
     ],
     "test_many_columns.py": [("narrower_vectors", FULL), ("derivatives|beside_any", MERGE)],
     "test_narrow.py": [("causal", MERGE)],

@@ -6,11 +6,12 @@
     LiLiCorr: weighted mean of  value(block) + lattice_share * -log softmax(scores)[token]
     value(q) = (1 - teacher_share) * -log q(token) + teacher_share * TV(q, p),  TV = |q - p|_1 / 2
 
-``p`` is the target's law after the true tokens. The corrected logits are given the true token
-before each place, those of the block nothing. Rounds are those of XPress's drafter: each is given
-the most probable tokens of the round before, the first those of the block, and no gradient flows
-through guesses. The k-th place is weighted by exp(-(k - 1) / decay_length). Blocks and anchors are
-those of the recipe ``block``; the place of a Domino drafter's anchor predicts too.
+``p`` is the target's law after the true tokens (but see ``on_policy``). The corrected logits are
+given the true token before each place, those of the block nothing. Rounds are those of XPress's
+drafter: each is given the most probable tokens of the round before, the first those of the block,
+and no gradient flows through guesses. The k-th place is weighted by exp(-(k - 1) / decay_length).
+Blocks and anchors are those of the recipe ``block``; the place of a Domino drafter's anchor
+predicts too.
 
 The corrected law of DFlash2 is that of its candidates, the tokens with the greatest logits of the
 block at their place, as in drafting; only where -log q(token) is learned is the true token a
@@ -30,8 +31,8 @@ authors' ``decay_length`` is 7.
 
 With ``on_policy``, a share of the anchors of a DFlash2 or Domino drafter is followed by its own
 drafts instead of the text (``own_drafts.py``). There p and q are the laws after these drafts, and
--log q(token) is its mean over the tokens that the target would draw; each such token is a candidate
-of DFlash2 in its own term of that mean.
+the mean of -log q(token) over the tokens that the target would draw takes the place of -log
+q(token). In the term of a token that token is a candidate of DFlash2.
 
 LiLiCorr's authors add a penalty on candidates that the target dislikes, and let a gradient flow
 through the probabilities of candidates into the block; here neither is so. SpecForge moves Domino's
@@ -47,8 +48,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +71,7 @@ SHARES = {
     "lilicorr": (0.0, (0.0, 0.0), (1.0, 1.0)),
 }
 KINDS = tuple(SHARES)
-IN_TURN = "dflash2", "domino"  # kinds that draft one token after the other, and so on own drafts
+ON_OWN_DRAFTS = "dflash2", "domino"  # kinds that this recipe trains on their own drafts
 
 
 def by_kind() -> Any:
@@ -111,6 +111,11 @@ class BlockHeadsTrainingConfig(own_drafts.OwnDraftsConfig):
     def __post_init__(self):
         if self.kind not in KINDS:
             raise ConfigError(f"kind={self.kind!r}; known: {', '.join(KINDS)}")
+        if self.on_policy and self.kind not in ON_OWN_DRAFTS:
+            raise ConfigError(
+                f"on_policy={self.on_policy} with kind={self.kind!r}: this recipe trains "
+                f"{' and '.join(ON_OWN_DRAFTS)} alone on their own drafts; leave on_policy out"
+            )
         self._fill_shares()
         super().__post_init__()
         least = dict(num_heads=2, rank=1, gru_size=1, inner_size=1, num_passes=0, rounds=0)
@@ -124,12 +129,6 @@ class BlockHeadsTrainingConfig(own_drafts.OwnDraftsConfig):
         if self.prefix >= self.num_heads:
             raise ConfigError(
                 f"prefix={self.prefix}; accepted: 0 to {self.num_heads - 1}, below num_heads"
-            )
-        if self.on_policy and self.kind not in IN_TURN:
-            raise ConfigError(
-                f"on_policy={self.on_policy} with kind={self.kind!r}, which does not draft one "
-                f"token after the other: leave on_policy out; kinds that take it: "
-                f"{', '.join(IN_TURN)}"
             )
         if not 0 < self.shares_moved <= 1:
             raise ConfigError(f"shares_moved={self.shares_moved}; accepted: above 0, at most 1")
@@ -216,16 +215,15 @@ def make_block_heads(config: BlockHeadsTrainingConfig, setting: frozen.Setting) 
         blocks = block.blocks_of(drafter, params, target_params, rows, anchors)
         spare = (config.corrections - 1) * config.rank
         table = block.wide_table(target, target_params, second_table(heads, config.kind), spare)
-
-        def before(k):
-            """The tokens before place k, int32 ``[B, A]``."""
-            own = k and chosen is not None
-            return chosen(k - 1, found[-1]) if own else block.at(rows.tokens, anchors + k)
-
-        given = Given(rows, anchors, blocks, table, before)
-        latents = latents_of(config, heads, target, target_params, given)
-        for state, own in zip(block.drafting(drafter, blocks), latents, strict=True):
-            parts = [state, *(z.astype(state.dtype) for z in own)]
+        text = rows, anchors, blocks, table
+        memory, latents_at = latents_of(config, heads, target, target_params, *text)
+        for k, state in enumerate(block.drafting(drafter, blocks)):
+            if k == 0 or chosen is None:
+                before = block.at(rows.tokens, anchors + k)
+            else:
+                before = chosen(k - 1, found[-1])
+            latents, memory = latents_at(memory, k, before)
+            parts = [state, *(z.astype(state.dtype) for z in latents)]
             found.append((table, None, jnp.concatenate(parts)))
         return found
 
@@ -234,25 +232,6 @@ def make_block_heads(config: BlockHeadsTrainingConfig, setting: frozen.Setting) 
         lay = own_drafts.make_lay(config, setting, outputs, law_of(config, target))
     params = fresh(drafter, config.run.seed)
     return Heads(drafter, params, outputs, layers=config.layers, lay=lay)
-
-
-class Given(NamedTuple):
-    """What a head is given of the blocks of a batch.
-
-    Attributes:
-      rows: the text.
-      anchors: int32 ``[B, A]``.
-      blocks: ``[H, B, A, size]``, the normed states of all places.
-      table: ``[V, H + R ...]``, the LM head and W2 side by side.
-      before: ``before(k) -> int32 [B, A]``, the tokens before the k-th place that drafts; it is
-        called once for each place, in order, after the output of the place before was made.
-    """
-
-    rows: Any
-    anchors: jax.Array
-    blocks: jax.Array
-    table: jax.Array
-    before: Callable[[int], jax.Array]
 
 
 def check_candidates(config: BlockHeadsTrainingConfig, target) -> None:
@@ -276,27 +255,45 @@ def second_table(heads, kind: str) -> jax.Array:
     return (heads.refiner.lm_head if kind == "xpress" else heads.lm_head).weight[...]
 
 
-def dflash2_latents(config, heads, target, target_params, given: Given):
-    """Yields what W2 reads of each place that drafts, ``[R, B * A]``, given the token before it."""
-    states = given.blocks.reshape(len(given.blocks), -1, given.blocks.shape[3])
-    for k in range(config.num_heads):
-        yield [heads.selector.latent(given.before(k).reshape(-1), states[..., k + 1])]
+def dflash2_latents(config, heads, target, target_params, rows, anchors, blocks, table):
+    """Returns what a place is corrected by.
+
+    Args:
+      config, heads, target, target_params: of the drafter.
+      rows, anchors: the text, and int32 ``[B, A]``.
+      blocks: ``[H, B, A, size]``, the normed states of all places.
+      table: ``[V, H + R ...]``, the LM head and W2 side by side.
+
+    Returns:
+      the memory before the first place, and ``latents_at(memory, k, before) -> (latents, memory)``,
+      which takes the tokens ``before`` the k-th place that drafts, int32 ``[B, A]``, and returns
+      what W2 reads, each ``[R, B * A]``.
+    """
+    states = blocks.reshape(len(blocks), -1, blocks.shape[3])
+
+    def latents_at(memory, k, before):
+        return [heads.selector.latent(before.reshape(-1), states[..., k + 1])], memory
+
+    return None, latents_at
 
 
-def domino_latents(config, heads, target, target_params, given: Given):
-    """Yields what W2 reads of each place that drafts, ``[R, B * A]``, given the text before it."""
-    blocks = given.blocks
-    states = blocks.transpose(3, 0, 1, 2).reshape(blocks.shape[3], len(blocks), -1)
-    memory = jnp.zeros((heads.memory_size, states.shape[2]), states.dtype)
-    for k, state in enumerate(states):
-        memory = heads.remember(memory, target.embed(target_params, given.before(k)))
-        latent = heads.latent(state, memory)
-        yield [latent if k >= config.prefix else jnp.zeros_like(latent)]
+def domino_latents(config, heads, target, target_params, rows, anchors, blocks, table):
+    """Returns what a place is corrected by, see ``dflash2_latents``; the memory is the state of the
+    recurrence over the tokens before, ``[S, B * A]``."""
+    states = blocks.reshape(len(blocks), -1, blocks.shape[3])
+
+    def latents_at(memory, k, before):
+        memory = heads.remember(memory, target.embed(target_params, before))
+        latent = heads.latent(states[..., k], memory)
+        return [latent if k >= config.prefix else jnp.zeros_like(latent)], memory
+
+    return jnp.zeros((heads.memory_size, states.shape[1]), states.dtype), latents_at
 
 
-def xpress_latents(config, heads, target, target_params, given: Given):
-    """Yields the same, and after it what W2 reads in each round of guesses."""
-    rows, anchors, blocks, table, _ = given
+def xpress_latents(config, heads, target, target_params, rows, anchors, blocks, table):
+    """Returns what a place is corrected by, see ``dflash2_latents``: given the text, and after it
+    in each round given the guesses of the round before. Tokens before a place are those of the
+    text, whatever it is given."""
     refiner, (size, batch, count, places) = heads.refiner, blocks.shape
     known = refiner.given(blocks.reshape(size, -1, places))
     before = jnp.maximum(anchors - 1, 0)
@@ -328,7 +325,8 @@ def xpress_latents(config, heads, target, target_params, given: Given):
         guess = jax.lax.stop_gradient(guesses(jax.lax.stop_gradient(free)))
         free = latents([*first, *guess[:-1]])
         found.append(free)
-    yield from zip(*found, strict=True)
+    places_found = list(zip(*found, strict=True))
+    return None, lambda memory, k, before: (places_found[k], memory)
 
 
 def most_probable(table, states, fixed, pieces):
@@ -340,8 +338,8 @@ def most_probable(table, states, fixed, pieces):
 def make_terms(target, config: BlockHeadsTrainingConfig):
     """Returns the terms of a place, see ``block.make_terms``: also ``base``, the value of the block
     alone, ``free``, that of the rounds, and where the target's law is read ``accepted``, the
-    probability 1 - TV that a token is accepted that is drawn given the text; and of LiLiCorr
-    ``lattice``, the cross-entropy of its scores."""
+    probability 1 - TV that a token is accepted that is drawn given the tokens before; and of
+    LiLiCorr ``lattice``, the cross-entropy of its scores."""
     laws, share = head_losses.Laws(target), config.teacher_share
     size, rank = target.hidden_size, config.rank
 
@@ -357,14 +355,18 @@ def make_terms(target, config: BlockHeadsTrainingConfig):
             drawn = drawn_cross_entropy(required(said.law, "law"), q, candidate)
             return jnp.where(pieces["own"], drawn, found)
 
+        def distance_of(q, candidate):
+            """TV of the law from which tokens are drafted."""
+            drafted = jax.nn.softmax(q if candidate is None else drawable(q, candidate))
+            return jnp.sum(jnp.abs(drafted - required(said.law, "law")), axis=-1) / 2
+
         def value(q, candidate=None):
             """Its value, and TV; ``candidate``: tokens that may be drafted, None: all of them."""
             total, distance = 0.0, None
             if share < 1:
                 total += (1 - share) * nats(q / config.streak_temperature, candidate)
-            if config.reads_law:
-                drafted = jax.nn.softmax(q if candidate is None else drawable(q, candidate))
-                distance = jnp.sum(jnp.abs(drafted - required(said.law, "law")), axis=-1) / 2
+            if share:
+                distance = distance_of(q, candidate)
                 total += share * distance
             return total, distance
 
@@ -382,13 +384,16 @@ def make_terms(target, config: BlockHeadsTrainingConfig):
         candidate = None
         if config.kind == "dflash2":
             candidate = candidates_of(base, config.num_candidates)
-        (first, distance), (alone, _) = value(corrected(0), candidate), value(base)
+        q = corrected(0)
+        (first, distance), (alone, _) = value(q, candidate), value(base)
         free = [value(corrected(k))[0] for k in range(1, config.corrections)]
         corrected_share, base_share = jnp.moveaxis(pieces["shares"], -1, 0)
         terms = {"loss": corrected_share * first + base_share * alone, "base": alone}
         if free:
             terms["free"] = sum(free) / len(free)
             terms["loss"] += config.free_share * terms["free"]
+        if distance is None and config.reads_law:  # logged alone
+            distance = distance_of(jax.lax.stop_gradient(q), candidate)
         if distance is not None:
             terms["accepted"] = 1 - distance
         return terms
@@ -412,7 +417,8 @@ def law_of(config: BlockHeadsTrainingConfig, target):
 
 
 def candidates_of(base: jax.Array, count: int) -> jax.Array:
-    """Bool ``[B, C, V]``, the tokens with the ``count`` greatest logits of the block."""
+    """Bool ``[B, C, V]``, the tokens with the ``count`` greatest logits of the block; all of them
+    where several have the least of these logits."""
     base = jax.lax.stop_gradient(base)
     return base >= jax.lax.top_k(base, count)[0][..., -1:]
 
@@ -423,7 +429,8 @@ def drawable(logits: jax.Array, candidate: jax.Array) -> jax.Array:
 
 
 def with_token(logits: jax.Array, candidate: jax.Array | None, token: jax.Array) -> jax.Array:
-    """Logits ``[B, C, V]`` of the candidates and of int32 ``token [B, C]``; None: of all tokens."""
+    """Logits ``[B, C, V]`` of the candidates and of int32 ``token [B, C]``; where ``candidate`` is
+    None, those of all tokens."""
     if candidate is None:
         return logits
     return drawable(logits, candidate | (jnp.arange(logits.shape[-1]) == token[..., None]))

@@ -85,6 +85,7 @@ class OwnDraftsConfig(block.BlockTrainingConfig):
 
     @property
     def reads_law(self) -> bool:
+        """Whether the loss reads the target's law, as that of own drafts does."""
         return super().reads_law or self.on_policy > 0
 
 
@@ -175,10 +176,11 @@ def drafted(output, anchors, uniform, temperature: float, logits_of) -> tuple[ja
             return jnp.argmax(logits, axis=-1).astype(jnp.int32), jnp.zeros(uniform.shape)
         log_q = jax.nn.log_softmax(logits / temperature)
         below = jnp.cumsum(jnp.exp(log_q), axis=-1)
-        whole = below[..., -1:]
-        tokens = jnp.sum(below <= uniform[..., None] * whole, axis=-1, dtype=jnp.int32)
-        last = jnp.sum(below < whole, axis=-1, dtype=jnp.int32)  # where a product rounds to 1
-        tokens = jnp.minimum(tokens, last)
+        reached = (below > uniform[..., None] * below[..., -1:]) & (log_q > -jnp.inf)
+        tokens = jnp.argmax(jnp.where(reached, 1, 0), axis=-1).astype(jnp.int32)
+        # where the sums, which are rounded, reach the number at no token that has a probability
+        best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        tokens = jnp.where(jnp.any(reached, axis=-1), tokens, best)
         return tokens, of_tokens(log_q, tokens)
 
     return chunks.each(terms, table, states[:, : uniform.shape[1]], None, uniform)

@@ -12,6 +12,7 @@ from .tree_search import expected_tokens
 
 Rates = float | Sequence[float] | Sequence[Sequence[float]]
 ONE = (int, float, np.number)  # the types of one rate
+TRUTH = (bool, np.bool_)  # which Python takes for numbers
 CLOSE = 1e-12  # the precision to which a rate is found from tau
 
 
@@ -28,18 +29,21 @@ def check_ranges(
         ("new_tokens", new_tokens, 1),
         ("most", most, 1),
     ):
-        if isinstance(value, bool) or not least <= value < math.inf:
+        if isinstance(value, TRUTH) or not least <= value < math.inf:
             raise ValueError(f"{name}={value}: give a number from {least} on")
-    if not knee >= 1:
+    if isinstance(knee, TRUTH) or not knee >= 1:
         raise ValueError(f"knee={knee}: give a number of tokens from 1 on")
-    if pass_seconds is not None and not 0 < pass_seconds < math.inf:
+    if pass_seconds is not None and (
+        isinstance(pass_seconds, TRUTH) or not 0 < pass_seconds < math.inf
+    ):
         raise ValueError(f"pass_seconds={pass_seconds}: give seconds above 0, or None")
 
 
 def shape_of(acceptance, num_draft: int | None, tree) -> trees.Tree:
     """Returns the draft that is asked for."""
-    if isinstance(num_draft, bool):
-        raise ValueError(f"num_draft={num_draft}: give a number of tokens from 1 on, or None")
+    whole = isinstance(num_draft, int | np.integer) and not isinstance(num_draft, TRUTH)
+    if num_draft is not None and not (whole and num_draft >= 1):
+        raise ValueError(f"num_draft={num_draft}: give a whole number of tokens from 1 on, or None")
     if tree is None:
         if num_draft is None:
             num_draft = len(acceptance) if isinstance(acceptance, Sequence | np.ndarray) else 4
@@ -64,6 +68,9 @@ def rates_of(acceptance, tau: float | None, shape: trees.Tree, most: int) -> np.
             f"acceptance={acceptance}, tau={tau}: give one of the two, such as acceptance=0.8"
         )
     wide = max(shape.ranks) + 1
+    for name, value in (("acceptance", acceptance), ("tau", tau)):
+        if isinstance(value, TRUTH):
+            raise ValueError(f"{name}={value}: give a number")
     if tau is not None:
         if wide > 1:
             raise ValueError(f"tau={tau}: only a chain has one rate that follows from it")

@@ -180,9 +180,9 @@ def _read(folder: Path, target: LM, shape: Topology | None) -> tuple[Drafter, Py
         kinds = (config.get(key) for key in ("speculators_model_type", "model_type"))
         kind = next(filter(None, kinds), config.get("architectures"))
         raise ValueError(
-            f"it holds heads of no known layout (model_type={kind!r}, tensors "
-            f"{listed([*tensors])}). If it is a draft model, load it with specjax.load, or give "
-            f"its name as drafter. Layouts that are read: {known}"
+            f"it is in no layout of heads that is known (model_type={kind!r}, tensors "
+            f"{listed([*tensors])}). A draft model is loaded with specjax.load, or named as "
+            f"drafter= of specjax.generate. Layouts of heads that are read: {known}"
         )
     reads_states = issubclass(layout.DRAFTER, HeadDrafter)
     if not is_read(target) and reads_states and not layout.DRAFTER.serves_encoders:

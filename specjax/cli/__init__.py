@@ -21,9 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
-        from . import commands
-
         with _short_warnings():
+            from . import commands
+
             code = commands.run(argv)
         if sys.stdout is not None:
             sys.stdout.flush()  # where there is no room for the last lines, as on a full disk
@@ -43,9 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _short_warnings() -> Iterator[None]:
-    """Prints warnings as errors are printed, without the file and line of Python code."""
+    """Prints warnings for users as errors are printed, without the file and line of Python code."""
     usual = warnings.formatwarning
-    warnings.formatwarning = lambda message, *_, **__: f"specjax: warning: {message}\n"
+
+    def short(message, category, *place, **line):
+        if category is not UserWarning:
+            return usual(message, category, *place, **line)
+        return f"specjax: warning: {' '.join(str(message).split())}\n"
+
+    warnings.formatwarning = short
     try:
         yield
     finally:

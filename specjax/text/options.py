@@ -47,7 +47,8 @@ class Drafting:
         decoding.
       tree: the shape of the draft instead of a chain (see ``specjax.trees``): a ``Tree`` or
         ``Expand``, parents ``(-1, 0, 0, 1)``, or a text such as ``"3x2x1"`` or
-        ``"expand:8x4x24"``. Give ``num`` or ``tree``, not both; only ``num="auto"``, with or
+        ``"expand:8x4x24"``; the name of a ``.json`` file is read here and where it is used. Give
+        ``num`` or ``tree``, not both; only ``num="auto"``, with or
         without a policy, can be combined with a tree.
       rule: the acceptance rule, a name in ``specjax.acceptance.RULES`` or a ``specjax.Rule``.
         ``"auto"`` selects a lossless rule that fits the draft.
