@@ -132,8 +132,8 @@ def test_rows_of_an_embedding_are_those_of_the_dequantized_table(scheme):
     _, held = weight(9, 64, scheme)
     index = jnp.asarray([0, 8, 3, 3])
     wanted = q.floats(held, "float32")[index]
-    np.testing.assert_allclose(q.take(held, index, jnp.float32), wanted, rtol=1e-6)
-    assert q.take(held, index, jnp.bfloat16).dtype == jnp.bfloat16
+    np.testing.assert_allclose(quantized.take(held, index, jnp.float32), wanted, rtol=1e-6)
+    assert quantized.take(held, index, jnp.bfloat16).dtype == jnp.bfloat16
 
 
 def test_a_loop_that_takes_rows_of_an_embedding_in_bfloat16_copies_no_table():
@@ -144,7 +144,10 @@ def test_a_loop_that_takes_rows_of_an_embedding_in_bfloat16_copies_no_table():
         return jax.lax.fori_loop(0, 9, step, index)
 
     index = jnp.arange(3, dtype=jnp.int32)
-    for take in (lambda t, i: q.take(t, i, jnp.float32), lambda t, i: q.take(t, i, jnp.bfloat16)):
+    for take in (
+        lambda t, i: quantized.take(t, i, jnp.float32),
+        lambda t, i: quantized.take(t, i, jnp.bfloat16),
+    ):
         compiled = jax.jit(run, static_argnums=2).lower(table, index, take).compile()
         assert compiled.memory_analysis().temp_size_in_bytes < table.nbytes / 8
         assert compiled(table, index).tolist() == [9, 10, 11]

@@ -98,9 +98,10 @@ def test_the_target_s_laws_are_kept_where_they_are_wanted(keep):
         seen = np.flatnonzero(kept["seen"][row])
         for got, want in zip(jax.tree.leaves(kept["laws"]), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(got[row, seen], np.asarray(want)[row, seen], atol=1e-4)
-        # every token is after a position that was judged; no accepted one after a rejected one
+        # every token but the first, which has no draft, is after a position that was judged; no
+        # accepted one after a rejected one
         drafted = np.asarray(out.from_draft)[row]
-        emitted = np.arange(8, int(out.lengths[row]))
+        emitted = np.arange(9, int(out.lengths[row]))
         if keep == "judged":
             np.testing.assert_array_equal(seen, emitted - 1)
         else:
@@ -108,7 +109,7 @@ def test_the_target_s_laws_are_kept_where_they_are_wanted(keep):
             run, bonus = 0, []  # a token of the target's own after three accepted ones is a bonus
             for place in emitted:
                 run, own = (run + 1, False) if drafted[place] else (0, True)
-                if own and drafted[max(place - 3, 8) : place].sum() == 3:
+                if own and drafted[max(place - 3, 9) : place].sum() == 3:
                     bonus.append(place)
             last = emitted[-1]  # what the budget cut short was not rejected
             rejected = [p for p in emitted if not drafted[p] and p not in bonus and p != last]

@@ -111,7 +111,13 @@ def test_the_loss_is_its_formula_on_the_corpus_and_on_what_the_model_writes(new_
 def test_a_target_learns_not_to_repeat_itself(place):
     root, train, teacher = place
     fields = [teacher.replace("teacher=", "target="), f"run.folder={root / 'unlikely'}"]
-    fields += ["prompt_tokens=8", "ngram=2", "optimizer.warmup=2", "optimizer.adam_rate=0.02"]
+    fields += [
+        "prompt_tokens=8",
+        "ngram=2",
+        "optimizer.warmup=2",
+        "optimizer.adam_rate=0.02",
+        "scale=5",
+    ]
     fields += ["run.steps=60", "run.eval_every=30", "run.save_every=60"]
     assert train("unlikelihood", *fields) == 0
     rows = report.read(root / "unlikely" / "log.jsonl")

@@ -220,11 +220,16 @@ encode = jax.jit(Seq2SeqLM.encode, static_argnums=0)
 
 
 def same_encoder(target: Seq2SeqLM, params, drafter: Seq2SeqLM, drafter_params) -> bool:
-    """Whether two models have the same encoder, bit by bit, so that they can share a memory."""
+    """Whether two models have the same encoder, bit by bit, so that they can share a memory.
+
+    Matrices may be stored in different types, as are those that bfloat16 represents exactly and
+    that are computed in float32: the type of the activations is that of all other weights.
+    """
     ours, theirs = (_reading_part(*pair) for pair in ((target, params), (drafter, drafter_params)))
     leaves, others = jax.tree.leaves(ours), jax.tree.leaves(theirs)
     alike = jax.tree.structure(ours) == jax.tree.structure(theirs) and all(
-        x.shape == y.shape and x.dtype == y.dtype for x, y in zip(leaves, others, strict=True)
+        x.shape == y.shape and (x.ndim > 1 or x.dtype == y.dtype)
+        for x, y in zip(leaves, others, strict=True)
     )
     return alike and all(map(_equal, leaves, others))
 
