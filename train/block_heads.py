@@ -32,7 +32,7 @@ authors' ``decay_length`` is 7.
 With ``on_policy``, a share of the anchors of a DFlash2 or Domino drafter is followed by its own
 drafts instead of the text (``own_drafts.py``). There p and q are the laws after these drafts, and
 the mean of -log q(token) over the tokens that the target would draw takes the place of -log
-q(token). In the term of a token that token is a candidate of DFlash2.
+q(token). In the term of a token, that token counts as a candidate of DFlash2.
 
 LiLiCorr's authors add a penalty on candidates that the target dislikes, and let a gradient flow
 through the probabilities of candidates into the block; here neither is so. SpecForge moves Domino's
@@ -61,6 +61,7 @@ from specjax.drafters.xpress import XPress, XPressConfig
 
 from . import block, chunks, frozen, head_losses, lattice, losses, own_drafts
 from .config import ConfigError
+from .corrections import dflash2_latents, domino_latents, second_table, xpress_latents
 from .rows import Heads, fresh
 
 # the authors' teacher_share; corrected_share and base_share, each at the start and at the end
@@ -246,93 +247,6 @@ def check_candidates(config: BlockHeadsTrainingConfig, target) -> None:
             f"num_candidates={config.num_candidates}; accepted: at most {target.vocab_size}, the "
             "tokens of the target"
         )
-
-
-def second_table(heads, kind: str) -> jax.Array:
-    """W2 ``[V, R]``, which turns what corrects a place into logits."""
-    if kind == "dflash2":
-        return heads.selector.successors[...]
-    return (heads.refiner.lm_head if kind == "xpress" else heads.lm_head).weight[...]
-
-
-def dflash2_latents(config, heads, target, target_params, rows, anchors, blocks, table):
-    """Returns what a place is corrected by.
-
-    Args:
-      config, heads, target, target_params: of the drafter.
-      rows, anchors: the text, and int32 ``[B, A]``.
-      blocks: ``[H, B, A, size]``, the normed states of all places.
-      table: ``[V, H + R ...]``, the LM head and W2 side by side.
-
-    Returns:
-      the memory before the first place, and ``latents_at(memory, k, before) -> (latents, memory)``,
-      which takes the tokens ``before`` the k-th place that drafts, int32 ``[B, A]``, and returns
-      what W2 reads, each ``[R, B * A]``.
-    """
-    states = blocks.reshape(len(blocks), -1, blocks.shape[3])
-
-    def latents_at(memory, k, before):
-        return [heads.selector.latent(before.reshape(-1), states[..., k + 1])], memory
-
-    return None, latents_at
-
-
-def domino_latents(config, heads, target, target_params, rows, anchors, blocks, table):
-    """Returns what a place is corrected by, see ``dflash2_latents``; the memory is the state of the
-    recurrence over the tokens before, ``[S, B * A]``."""
-    states = blocks.reshape(len(blocks), -1, blocks.shape[3])
-
-    def latents_at(memory, k, before):
-        memory = heads.remember(memory, target.embed(target_params, before))
-        latent = heads.latent(states[..., k], memory)
-        return [latent if k >= config.prefix else jnp.zeros_like(latent)], memory
-
-    return jnp.zeros((heads.memory_size, states.shape[1]), states.dtype), latents_at
-
-
-def xpress_latents(config, heads, target, target_params, rows, anchors, blocks, table):
-    """Returns what a place is corrected by, see ``dflash2_latents``: given the text, and after it
-    in each round given the guesses of the round before. Tokens before a place are those of the
-    text, whatever it is given."""
-    refiner, (size, batch, count, places) = heads.refiner, blocks.shape
-    known = refiner.given(blocks.reshape(size, -1, places))
-    before = jnp.maximum(anchors - 1, 0)
-    alone = block.at(rows.segments, before) != block.at(rows.segments, anchors)
-    first = [jnp.where(alone, block.at(rows.tokens, anchors), block.at(rows.tokens, before))]
-    first.append(block.at(rows.tokens, anchors))  # the root, which is never guessed
-
-    def latents(tokens):
-        """Of the places that draft, each ``[R, B * A]``, given the tokens before all places."""
-        flat = jnp.stack([x.reshape(-1) for x in tokens], axis=1)
-        mixed = refiner.mixed(known, flat)
-        latent = refiner.latent(mixed.reshape(len(mixed), -1)).reshape(mixed.shape)
-        return [latent[:, :, k] for k in range(places - 1)]
-
-    def guesses(corrections):
-        """The most probable tokens of each place that drafts, int32 ``[B, A]``."""
-        wide, best = table[:, : size + (0 if corrections is None else config.rank)], []
-        for k in range(places - 1):
-            state = blocks[..., k + 1]
-            if corrections is not None:
-                latent = corrections[k].reshape(-1, batch, count).astype(state.dtype)
-                state = jnp.concatenate([state, latent])
-            best.append(chunks.each(most_probable, wide, state.transpose(1, 2, 0), None, ()))
-        return best
-
-    text = [block.at(rows.tokens, anchors + k) for k in range(1, places - 1)]
-    found, free = [latents([*first, *text])], None
-    for _ in range(config.rounds):
-        guess = jax.lax.stop_gradient(guesses(jax.lax.stop_gradient(free)))
-        free = latents([*first, *guess[:-1]])
-        found.append(free)
-    places_found = list(zip(*found, strict=True))
-    return None, lambda memory, k, before: (places_found[k], memory)
-
-
-def most_probable(table, states, fixed, pieces):
-    """The tokens with the greatest logits, int32 ``[B, C]``."""
-    logits = chunks.logits_of(*jax.lax.stop_gradient((table, states)))
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
 def make_terms(target, config: BlockHeadsTrainingConfig):

@@ -177,7 +177,7 @@ def drafted(output, anchors, uniform, temperature: float, logits_of) -> tuple[ja
         log_q = jax.nn.log_softmax(logits / temperature)
         below = jnp.cumsum(jnp.exp(log_q), axis=-1)
         reached = (below > uniform[..., None] * below[..., -1:]) & (log_q > -jnp.inf)
-        tokens = jnp.argmax(jnp.where(reached, 1, 0), axis=-1).astype(jnp.int32)
+        tokens = jnp.argmax(reached, axis=-1).astype(jnp.int32)
         # where the sums, which are rounded, reach the number at no token that has a probability
         best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         tokens = jnp.where(jnp.any(reached, axis=-1), tokens, best)
