@@ -227,13 +227,13 @@ def test_what_is_wrong_with_heads_is_named(source, config, tensors, words, targe
 
 
 def test_an_unknown_layout_is_told_with_what_is_known(target, tmp_path):
-    with pytest.raises(ValueError, match="not known .*lm_head.weight.*Medusa's.*Hydra's"):
+    with pytest.raises(ValueError, match="that is known .*lm_head.weight.*Medusa's.*Hydra's"):
         specjax.load_drafter(GOLDEN / "target", target)
     (tmp_path / "config.json").write_text('{"speculators_model_type": "jetspec"}')
     with pytest.raises(FileNotFoundError, match="has no weights, .*safetensors, .*pt"):
         specjax.load_drafter(tmp_path, target)
     shutil.copy(GOLDEN / "target" / "model.safetensors", tmp_path)
-    with pytest.raises(ValueError, match="not known .model_type='jetspec'"):
+    with pytest.raises(ValueError, match="that is known .model_type='jetspec'"):
         specjax.load_drafter(tmp_path, target)
 
 

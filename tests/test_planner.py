@@ -141,7 +141,7 @@ def test_one_trace_tells_the_rounds_of_every_length(drafter, pair, near):
         taken = rounds(found, length)
         assert taken.per_row == int(np.sum(stats[length].rounds)) < 80
         assert taken.count == int(np.max(stats[length].rounds))
-    assert found.tokens == 80
+    assert found.tokens == 78  # the first token of each text belongs to no round
 
 
 @pytest.fixture(scope="module")
