@@ -257,12 +257,7 @@ def test_parallel_heads_are_loaded_as_they_were_saved(targets, tmp_path):
 @pytest.mark.parametrize(
     ("case", "config", "tensors", "words"),
     [
-        (
-            "mimo",
-            {},
-            {"model.mtp_layers.0.input_proj.weight": None},
-            "it is in no layout of heads",
-        ),
+        ("mimo", {}, {"model.mtp_layers.0.input_proj.weight": None}, "in no layout of heads"),
         (
             "mimo",
             {},
