@@ -320,14 +320,19 @@ def test_the_cross_entropy_of_drawn_tokens_is_its_mean_over_them(candidates):
 
 
 def test_a_token_without_a_probability_is_not_drafted_though_sums_are_rounded():
-    logits = jnp.full((1, 5, 4096), -jnp.inf).at[..., jnp.arange(5, 4000, 250)].set(0.0)
-    uniform = jnp.asarray([[0.0, 0.25, 0.5, 1 - 2**-24, 1.0]])
-    output = jnp.eye(4096, 1), None, jnp.zeros((1, 5))
-    tokens, log_q = own_drafts.drafted(
-        output, jnp.zeros((1, 5), jnp.int32), uniform, 1.0, lambda table, states: logits
-    )
-    assert jnp.isfinite(log_q).all() and set(np.asarray(tokens % 250).ravel()) == {5}
-    assert tokens[0, :3].tolist() == [5, 1005, 2005]
+    """At the numbers around the sums of a large vocabulary, which do not rise alone."""
+    size, keys = 150_000, jax.random.split(jax.random.key(0))
+    some = jax.random.choice(keys[0], size, (16,), replace=False)
+    logits = jnp.full(size, -jnp.inf).at[some].set(jax.random.normal(keys[1], (16,)))
+    below = jnp.cumsum(jax.nn.softmax(logits[None, None]), axis=-1)[0, 0]
+    sums = jnp.unique(below / below[-1])
+    near = jnp.concatenate([sums, jnp.nextafter(sums, 0.0), jnp.nextafter(sums, 1.0)])
+    uniform = near[near <= 1][None]
+    output = jnp.eye(size, 1), None, jnp.zeros(uniform.shape)
+    says = lambda table, states: jnp.broadcast_to(logits, (*uniform.shape, size))  # noqa: E731
+    anchors = jnp.zeros(uniform.shape, jnp.int32)
+    tokens, log_q = own_drafts.drafted(output, anchors, uniform, 1.0, says)
+    assert jnp.isfinite(log_q).all() and {*tokens[0].tolist()} == {*some.tolist()}
 
 
 @pytest.mark.parametrize("kind", ["plain", "window", "learned", "long"])
