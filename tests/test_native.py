@@ -37,7 +37,7 @@ def python(code, **environment):
 
 
 @needs_kernels
-@pytest.mark.parametrize("out, size", [(1, 1), (7, 5), (61, 129), (850, 767), (4096, 64)])
+@pytest.mark.parametrize("out, size", [(1, 1), (7, 5), (61, 2129), (850, 767), (4096, 64)])
 def test_product_is_exact_to_rounding_for_every_number_of_columns(out, size):
     weight = normal(out, size)
     for columns in (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33):
@@ -49,7 +49,7 @@ def test_product_is_exact_to_rounding_for_every_number_of_columns(out, size):
 
 
 @needs_kernels
-@pytest.mark.parametrize("out, size", [(1, 1), (61, 129), (37, 48), (530, 768), (700, 1300)])
+@pytest.mark.parametrize("out, size", [(1, 1), (61, 129), (37, 48), (530, 768), (360, 2500)])
 def test_weights_in_bfloat16_give_the_products_of_the_floats_that_they_are(out, size):
     """A backend takes them and float32 weights together; one call of the library does not."""
     halves = jnp.asarray(normal(out, size), jnp.bfloat16)
@@ -60,9 +60,9 @@ def test_weights_in_bfloat16_give_the_products_of_the_floats_that_they_are(out, 
     for columns in (1, 2, 4, 8, 9, 16, 33):
         x = normal(size, columns, seed=columns)
         narrow, wide = both(mixed, x)
-        np.testing.assert_allclose(narrow, wide, rtol=0, atol=2e-6 * size**0.5)
         alone, exact = jax.jit(calls.dot)(halves, x), np.asarray(halves, np.float64) @ x
-        np.testing.assert_allclose(alone, exact, rtol=0, atol=2e-6 * size**0.5)
+        for got in (narrow, wide, alone):
+            np.testing.assert_allclose(got, exact, rtol=0, atol=2e-6 * size**0.5)
 
 
 @needs_kernels
