@@ -180,7 +180,7 @@ LINES = {
     ],
     "test_fixed_bits.py": [
         ("fault", DEFAULT),
-        (r"tree|1100|61-129|\[100|toy", MERGE),
+        (r"tree|2200|61-129|\[100|toy", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_forty_lines.py": [("one_law", MERGE)],

@@ -105,6 +105,7 @@ QUICK = {
     "models/test_mla.py",
     "models/test_moe.py",
     "models/test_parity.py",
+    "models/test_quantize.py",
     "models/test_quantized_files.py",
     "models/test_t5.py",
     "models/test_whisper.py",
