@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import specjax
-from specjax import acceptance, drafters
+from specjax import acceptance, drafters, trees
 from specjax._internal.keywords import checks_arguments
 from specjax.cli.commands import COMMANDS
 from specjax.cli.typed_names import in_options
@@ -53,9 +53,17 @@ def test_a_wrong_argument_of_a_constructor_is_named(what):
         call()
 
 
-def test_a_tree_is_checked_where_it_is_given():
+def test_a_tree_is_checked_and_a_file_read_where_it_is_given(tmp_path):
     with pytest.raises(ValueError, match="tree='3x'"):
         specjax.Drafting(tree="3x")
+    with pytest.raises(ValueError, match="tree='3x2' and num=2: give one of the two"):
+        specjax.Drafting(num=2, tree="3x2")
+    assert specjax.Drafting(num="auto", tree="3x2").tree == "3x2"
+    file = tmp_path / "tree.json"
+    file.write_text("[-1, 0, 0, 1]", encoding="utf-8")
+    drafting = specjax.Drafting(tree=str(file))
+    file.unlink()
+    assert drafting.tree == trees.Tree((-1, 0, 0, 1)) == dataclasses.replace(drafting).tree
 
 
 def test_a_constructor_that_names_wrong_arguments_is_otherwise_unchanged():
