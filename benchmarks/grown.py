@@ -10,14 +10,18 @@ and τ are therefore those of the small models, and the time is that of a target
 a small vocabulary: its LM head is 3 % of its weights (Llama 7B: 2 %), where models of 100M weights
 often have a quarter. Target and heads are float32, and heads grow as much as the target, but for
 EAGLE-3's: such a head has a width of its own, and only the matrix that reads the features grows.
+
+``python -m benchmarks.grown FOLDER`` writes the grown target, for recipes that make heads for it.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import math
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +32,7 @@ import specjax
 from specjax.checkpoints import HeadLM
 from specjax.drafters import Hydra, Medusa, Speculator
 from specjax.drafters.eagle3 import Eagle3
-from specjax.models import LM, CausalLM, Decoder, DecoderConfig
+from specjax.models import LM, CausalLM, Decoder, DecoderConfig, save_pretrained
 from specjax.text import cascades
 from specjax.text.drafter_names import WithLookup, is_simple, lookup_of, named, resolve_drafter
 
@@ -226,3 +230,15 @@ def _reading_more(heads: HeadLM, target: LM) -> HeadLM:
         fingerprint=f"{heads.fingerprint}-{wide}",
         target=target.checkpoint,
     )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Writes the grown target."""
+    parser = argparse.ArgumentParser(description="Writes the embedded target, grown to 100M.")
+    parser.add_argument("folder", help="the folder that it is written to")
+    save_pretrained(grown_embedded(), parser.parse_args(arguments).folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import specjax
-from benchmarks import drawn, head_rows, heads, heldout, runner
+from benchmarks import drawn, expected, head_rows, heads, heldout, runner
 
 
 def stored(folder):
@@ -77,6 +77,26 @@ def test_rows_that_cannot_be_are_refused(words, message, capsys):
 RATIO = {"median": 1.2, "low": 1.1, "high": 1.3, "confidence": 0.95}
 FIGURES = {"ratio_rounds": RATIO, "ratio_whole": RATIO, "tau": 2.0, "seconds_per_round": 2.0}
 FIGURES |= {"seconds_per_plain_step": 1.0, "acceptance_by_position": [0.5], "identical": None}
+
+
+def test_what_is_expected_is_tau_by_the_time_of_a_round_of_the_same_shape(monkeypatch, tmp_path):
+    def write(name, **figures):
+        rows = [{"temperature": 0.0, "num": 3}, {"temperature": 0.0, "tree": "3x2x1"}]
+        lines = [{"prompts": 9, "processor": "P"}, *({"row": r, "figures": figures} for r in rows)]
+        (tmp_path / name).mkdir()
+        lines = lines[:-1] if name == "rounds" else lines
+        (tmp_path / name / runner.KEPT).write_text("\n".join(map(json.dumps, lines)), "utf-8")
+
+    monkeypatch.setattr(expected, "RESULTS", tmp_path)
+    shipped, round_time = {"A, shipped": FIGURES}, {"seconds_per_round": 3.0}
+    write("trained", **shipped, A=FIGURES | {"tau": 3.0}, Other=FIGURES)
+    write("rounds", A={"seconds_per_plain_step": 2.0} | round_time)
+    write("grown", **shipped)
+    words = ["--trained", "trained", "--rounds", "rounds", "--measured", "grown"]
+    assert expected.main([*words, "--out", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert "| A | 3.00 | 1.50 | 2.00 |  |\n| A, shipped | 2.00 | 1.50 | 1.33 | 1.20 [1.10" in page
+    assert "Other" not in page and "3x2x1" not in page  # whose rounds were not measured
 
 
 @pytest.fixture
