@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 from pathlib import Path
 
 from . import head_rows, runner
 from .tables import cells
 
+KINDS = (", shipped", ", longer")  # of heads with the sizes of the kind before
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -27,8 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     at = parser.add_argument
     at("--trained", default="heads", metavar="NAME", help="results with the τ of trained heads")
     at("--rounds", default="heads-100m", metavar="NAME", help="results with the times of rounds")
-    at("--measured", nargs="*", default=[], metavar="NAME", help="results of grown heads")
-    at("--out", type=Path, default=RESULTS / "expected")
+    at("--measured", metavar="NAME", help="results of grown heads")
+    at("--out", type=Path, default=RESULTS / "heads-expected")
     args = parser.parse_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "README.md").write_text(
@@ -49,13 +49,21 @@ def plain_steps(figures: dict) -> float:
     return figures["seconds_per_round"] / figures["seconds_per_plain_step"]
 
 
-def page(trained: str, rounds: str, measured: list[str]) -> str:
-    """The page for results by their names; rows and heads that are in both are compared."""
+def kind_of(name: str) -> str:
+    """The kind of a head: its name, without words that do not change its sizes."""
+    return next((name.removesuffix(word) for word in KINDS if name.endswith(word)), name)
+
+
+def page(trained: str, rounds: str, measured: str | None = None) -> str:
+    """The page for results by their names: rows of fixed shapes, and heads, that are in both.
+
+    Raises:
+      ValueError: no row is in both.
+    """
     header, heads = stored(trained)
     where, timed = stored(rounds)
-    grown = [line for name in measured for line in stored(name)[1]]
-    words = f"--trained {trained} --rounds {rounds}"
-    words += f" --measured {shlex.join(measured)}" * bool(measured)
+    grown = stored(measured)[1] if measured else []
+    words = f"--trained {trained} --rounds {rounds}" + f" --measured {measured}" * bool(measured)
     text = (
         f"# Trained heads beside a target of 100M weights, expected\n\n```sh\n"
         f"python -m benchmarks.expected {words}\n```\n\n"
@@ -63,19 +71,26 @@ def page(trained: str, rounds: str, measured: list[str]) -> str:
         f"({header['processor']}); a round's time, in plain steps, is that of heads of these sizes "
         f"without training, [{rounds}](../{rounds}/README.md) ({where['processor']}). *Expected* "
         "is τ divided by that time: how many times as fast as plain decoding the head should be, "
-        "without the reading of the prompt. *Measured*: the same of a trained head that was grown"
-        + "".join(f", [{name}](../{name}/README.md)" for name in measured)
-        + ", on its own prompts and machine.\n"
+        "without the reading of the prompt."
     )
+    if measured:
+        text += (
+            " *Measured*: the same of a trained head that was grown, "
+            f"[{measured}](../{measured}/README.md), on its own prompts and machine."
+        )
+    text, tables = text + "\n", 0
     for line in heads:
+        if isinstance(line["row"].get("num"), str):  # a policy chooses by what is accepted
+            continue
         same = [x["figures"] for x in timed if x["row"] == line["row"]]
         found = [x["figures"] for x in grown if x["row"] == line["row"]]
         if not same:
             continue
+        tables += 1
         rows = [
             (name, f["tau"], plain_steps(same[0][kind]), [x[name] for x in found if name in x])
             for name, f in line["figures"].items()
-            if (kind := name.partition(",")[0]) in same[0]
+            if (kind := kind_of(name)) in same[0]
         ]
         columns = {
             "head": lambda name, tau, cost, real: name,
@@ -88,6 +103,8 @@ def page(trained: str, rounds: str, measured: list[str]) -> str:
         }
         rows.sort(key=lambda row: -row[1] / row[2])
         text += f"\n## {head_rows.label(line['row'])}\n\n{cells.table(columns, rows)}\n"
+    if not tables:
+        raise ValueError(f"no row of {trained} has the shape and temperature of one of {rounds}")
     return text
 
 

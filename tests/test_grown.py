@@ -163,3 +163,11 @@ def test_what_cannot_be_grown_is_refused(two_sizes):
     with pytest.raises(ValueError, match="do not grow"):
         other = grown.grown_target(small, narrow)
         grown.grown_heads(drafter_names.named(small, "medusa"), other)
+
+
+def test_the_command_writes_the_target_as_a_folder_that_load_takes(monkeypatch, tmp_path):
+    small = specjax.load("embedded", quantize="float")
+    monkeypatch.setattr(grown, "grown_embedded", lambda: small)
+    assert grown.main([str(tmp_path)]) == 0
+    again = specjax.load(str(tmp_path), quantize="float")
+    assert last_states(again, TEXT).tolist() == last_states(small, TEXT).tolist()

@@ -23,6 +23,11 @@ def test_rows_that_were_stored_before_give_the_page_that_is_stored(script):
     assert script.page(header, lines) == page
 
 
+def test_stored_results_give_the_expected_gains_that_are_stored():
+    page = (expected.RESULTS / "heads-expected" / "README.md").read_text("utf-8")
+    assert expected.page("heads", "heads-100m", "heads-grown") == page
+
+
 def asked(*words, **usual):
     parser = argparse.ArgumentParser()
     head_rows.add_shapes(parser, (0.0, 1.0), **usual)
@@ -89,14 +94,19 @@ def test_what_is_expected_is_tau_by_the_time_of_a_round_of_the_same_shape(monkey
 
     monkeypatch.setattr(expected, "RESULTS", tmp_path)
     shipped, round_time = {"A, shipped": FIGURES}, {"seconds_per_round": 3.0}
-    write("trained", **shipped, A=FIGURES | {"tau": 3.0}, Other=FIGURES)
+    wide = {"A, 256 wide": FIGURES, "Other": FIGURES}
+    write("trained", **shipped, A=FIGURES | {"tau": 3.0}, **wide)
     write("rounds", A={"seconds_per_plain_step": 2.0} | round_time)
     write("grown", **shipped)
     words = ["--trained", "trained", "--rounds", "rounds", "--measured", "grown"]
     assert expected.main([*words, "--out", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "README.md").read_text("utf-8")
     assert "| A | 3.00 | 1.50 | 2.00 |  |\n| A, shipped | 2.00 | 1.50 | 1.33 | 1.20 [1.10" in page
-    assert "Other" not in page and "3x2x1" not in page  # whose rounds were not measured
+    for unmeasured in ("Other", "256 wide", "3x2x1"):  # whose rounds were not
+        assert unmeasured not in page
+    (tmp_path / "rounds" / runner.KEPT).write_text('{"processor": "P"}', "utf-8")
+    with pytest.raises(ValueError, match="no row of trained has the shape"):
+        expected.main(words)
 
 
 @pytest.fixture

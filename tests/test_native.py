@@ -44,7 +44,7 @@ def test_product_is_exact_to_rounding_for_every_number_of_columns(out, size):
         x = normal(size, columns, seed=columns)
         got = jax.jit(calls.dot)(weight, x)
         wanted = weight.astype(np.float64) @ x
-        bound = 1e-6 * np.sqrt(size) * (np.abs(weight) @ np.abs(x)).max() / np.sqrt(size) + 1e-6
+        bound = 1e-6 * (np.abs(weight) @ np.abs(x)).max() + 1e-6
         np.testing.assert_allclose(got, wanted, rtol=0, atol=bound)
 
 
@@ -103,11 +103,11 @@ def test_weights_of_products_are_cast_where_that_loses_nothing_and_something_sta
 
 
 @needs_kernels
-@pytest.mark.parametrize("out", [64, 2047])  # rows that are left over, a few and many
+@pytest.mark.parametrize("out, size", [(64, 2129), (2047, 300)])  # deep; rows that are left over
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_a_column_of_a_product_is_the_same_bits_beside_neighbours_and_at_any_hour(out, dtype):
+def test_a_column_of_a_product_is_the_same_bits_beside_neighbours_and_at_any_hour(out, size, dtype):
     """Beside up to eight, of which four are multiplied and then the others."""
-    weight, x = normal(out, 300).astype(dtype), normal(300, 9)
+    weight, x = normal(out, size).astype(dtype), normal(size, 9)
     whole = np.asarray(jax.jit(calls.dot)(weight, x))
     for columns in (1, 2, 5, 7, 8, *4 * [9]):
         got = np.asarray(jax.jit(calls.dot)(weight, x[:, :columns]))
@@ -117,7 +117,7 @@ def test_a_column_of_a_product_is_the_same_bits_beside_neighbours_and_at_any_hou
 @needs_kernels
 def test_a_turned_product_is_the_product_turned():
     for columns in (1, 3, 8, 17, 32):
-        weight, x = normal(530, 67), normal(67, columns, seed=columns)
+        weight, x = normal(53, 2129), normal(2129, columns, seed=columns)
         turned = jax.jit(calls.dot, static_argnums=2)(weight, x, True)
         np.testing.assert_array_equal(turned, np.asarray(jax.jit(calls.dot)(weight, x)).T)
 
@@ -381,7 +381,7 @@ import test_native as t
 t.test_product_is_exact_to_rounding_for_every_number_of_columns(530, 767)
 t.test_weights_in_bfloat16_give_the_products_of_the_floats_that_they_are(530, 67)
 for dtype in (np.float32, jax.numpy.bfloat16):
-    t.test_a_column_of_a_product_is_the_same_bits_beside_neighbours_and_at_any_hour(64, dtype)
+    t.test_a_column_of_a_product_is_the_same_bits_beside_neighbours_and_at_any_hour(64, 2129, dtype)
 for case in t.CASES[:4] + t.WIDE_CASES[:5]:
     t.test_attention_kernel_is_softmax_attention(case)
 """

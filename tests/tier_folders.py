@@ -37,12 +37,13 @@ FOLDERS = {
         (EVERYTHING, FULL),
     ],
     "models/test_quantize.py": [
-        ("fault|no_scheme_has|no_worse_than", DEFAULT),
+        ("no_scheme_has|no_worse_than", DEFAULT),
         ("not_called_approximate", FULL),
         (r"further_off|dequantized_weight\[5|unknown_scheme|approximate", MERGE),
         ("head_is_held|of_four_bits|does_not_divide", MERGE),
         (EVERYTHING, FULL),
     ],
+    "models/test_quantized_copies.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "models/test_quantized_laws.py": FULL,
     "models/test_t5.py": [(r"golden_ones|greedy_text.*ngram|refused|buckets", MERGE), ("", FULL)],
     "models/test_whisper.py": [

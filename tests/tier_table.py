@@ -180,12 +180,12 @@ LINES = {
     ],
     "test_fixed_bits.py": [
         ("fault", DEFAULT),
-        (r"tree|2200|61-129|\[100|toy", MERGE),
+        (r"tree|61-129|\[100|toy", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_forty_lines.py": [("one_law", MERGE)],
     "test_grown.py": FULL,
-    "test_head_benchmarks.py": [("measured_together|in_folders", MERGE)],
+    "test_head_benchmarks.py": [("measured_together", FULL), ("in_folders", MERGE)],
     "test_heads.py": [("authors_code|is_named|what_is_wrong", MERGE), (EVERYTHING, FULL)],
     "test_heads_decode.py": MERGE,
     "test_heldout.py": [("worth_its_name", MERGE), (EVERYTHING, FULL)],
@@ -245,7 +245,7 @@ LINES = {
         ("derivatives|long_prompt", MERGE),
     ],
     "test_many_columns.py": [("narrower_vectors", FULL), ("derivatives|beside_any", MERGE)],
-    "test_narrow.py": [("causal", MERGE)],
+    "test_narrow.py": [("causal", FULL)],
     "test_native_library.py": [("without_a_compiler", FULL), ("of_the_wheel", MERGE)],
     "test_native_quantized.py": [
         ("one_group_off|any_length|refused|packed|bits_beside|rounded_once|few_columns", DEFAULT),
@@ -375,7 +375,7 @@ LINES = {
         (EVERYTHING, FULL),
     ],
     "test_datastore.py": [("the_command|leave_the_text", FULL), ("of_the_device", MERGE)],
-    "test_tasks.py": [("share_of_solved", FULL), ("ended_and_wrong|price", MERGE)],
+    "test_tasks.py": [("share_of_solved|price_of_an", FULL), ("ended_and_wrong", MERGE)],
     "test_tables.py": [("several_texts|sam_finds|many_matches|proposes_what", MERGE)],
     "test_text.py": [
         ("compare_[mc]", FULL),

@@ -173,6 +173,7 @@ REPEATED = (
     "models/test_moe.py",
     "models/test_parity.py",
     "models/test_quantize.py",
+    "models/test_quantized_copies.py",
 )
 
 

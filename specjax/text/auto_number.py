@@ -15,6 +15,14 @@ def is_auto(num) -> TypeGuard[str]:
     return isinstance(num, str) and num.partition(":")[0] == AUTO
 
 
+def check_one_shape(num, tree) -> None:
+    """Raises ``ValueError`` where both a number of drafts and a tree are given."""
+    if num is not None and not is_auto(num) and tree is not None:
+        raise ValueError(
+            f"tree={tree!r:.60} and num={num!r}: give one of the two, or num='auto' and a tree"
+        )
+
+
 def auto_policy(num: str) -> drafters.DraftLengthPolicy:
     """Returns the policy of ``"auto"`` (goodput), ``"auto:NAME"`` or ``"auto:NAME:SETTINGS"``.
 

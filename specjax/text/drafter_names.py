@@ -24,7 +24,7 @@ from ..models.model_folder import EMBEDDED, config_folder
 from ..models.seq2seq import families
 from ..types import Drafter, PyTree
 from . import cascades, other_vocabulary, own_layers, sibling_sampling, small_caches, tables
-from .auto_number import AUTO_DRAFTS, auto_policy, is_auto
+from .auto_number import AUTO_DRAFTS, auto_policy, check_one_shape, is_auto
 from .options import NUM_DRAFT
 from .own_drafters import (
     auto_drafter,
@@ -272,13 +272,14 @@ def lookup_of(name: str) -> str:
 
 
 def _checked(tree, num_draft) -> trees.Topology:
-    if num_draft is not None:
-        raise ValueError(f"tree={tree!r} and num={num_draft!r}: give one of the two, or 'auto'")
+    check_one_shape(num_draft, tree)
     shape = trees.as_topology(tree)
     if shape.depth > MOST_DRAFTS:
-        raise ValueError(f"tree={tree!r} has depth {shape.depth}; at most {MOST_DRAFTS} is allowed")
+        raise ValueError(
+            f"tree={tree!r:.60} has depth {shape.depth}; at most {MOST_DRAFTS} is allowed"
+        )
     if shape.depth < 1:
-        raise ValueError(f"tree={tree!r} has no node below the root; give drafter='none'")
+        raise ValueError(f"tree={tree!r:.60} has no node below the root; give drafter='none'")
     return shape
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import acceptance, trees
@@ -19,8 +18,9 @@ from ..checkpoints import HeadLM
 from ..models.lm import LM
 from ..sampling.distribution import Sampling
 from ..trees import expand
+from ..trees.topology import names_file
 from ..types import Drafter, PyTree, Rule
-from .auto_number import is_auto
+from .auto_number import check_one_shape
 from .session import Session
 
 NUM_DRAFT = 3  # the default; on CPU a pass takes the same time over 2 to 4 tokens
@@ -39,7 +39,7 @@ class Drafting:
       num: the number of tokens drafted in a round. None: 3, or the number that heads were saved
         with. ``"auto"``: the number with the highest speed, from 0 to 7, which follows from the
         measured acceptance and the measured costs of rounds (see ``drafters.Adaptive``); before the
-        first text their costs are measured and the programs of all widths compiled. Heads that
+        first text these costs are measured and the programs of all widths compiled. Heads that
         cannot draft 7 tokens, or whose file says that they were trained for fewer, draft at most
         what they can or were trained for, and heads that are set to draft more, or a tree, keep
         that. ``"auto:NAME"``: the number that another policy wants, one of
@@ -48,9 +48,9 @@ class Drafting:
         drafter object, which has its own number, and for plain decoding.
       tree: the shape of the draft instead of a chain (see ``specjax.trees``): a ``Tree`` or
         ``Expand``, parents ``(-1, 0, 0, 1)``, or a text such as ``"3x2x1"`` or
-        ``"expand:8x4x24"``; of a ``.json`` file that is named, the field holds the tree. Give
-        ``num`` or ``tree``, not both; only ``num="auto"``, with or without a policy, can be
-        combined with a tree.
+        ``"expand:8x4x24"``; a text that names a ``.json`` file is read here, and the field holds
+        the file's tree. Give ``num`` or ``tree``, not both; only ``num="auto"``, with or without
+        a policy, can be combined with a tree.
       rule: the acceptance rule, a name in ``specjax.acceptance.RULES`` or a ``specjax.Rule``.
         ``"auto"`` selects a lossless rule that fits the draft.
       sibling_sampling: how the children of a node are chosen above temperature 0: ``"top"``,
@@ -78,12 +78,9 @@ class Drafting:
     def __post_init__(self):
         acceptance.named(self.rule)
         if self.tree is not None:
-            if self.num is not None and not is_auto(self.num):
-                raise ValueError(
-                    f"tree={self.tree!r} and num={self.num!r}: give one of the two, or num='auto'"
-                )
+            check_one_shape(self.num, self.tree)
             shape = trees.as_topology(self.tree)
-            if isinstance(self.tree, str) and Path(self.tree).suffix == ".json":
+            if isinstance(self.tree, str) and names_file(self.tree):
                 object.__setattr__(self, "tree", shape)
         if self.sibling_sampling is not None and self.sibling_sampling not in expand.HOW:
             raise ValueError(

@@ -315,7 +315,7 @@ def parse(text: str, argument: str = "tree") -> Topology:
     """
     kind, _, numbers = text.rpartition(":")
     try:
-        if Path(text).suffix == ".json":
+        if names_file(text):
             given = json.loads(Path(text).read_text())
             if not isinstance(given, list):
                 raise ValueError("the file holds no list")
@@ -349,6 +349,11 @@ _ACCEPTED = (
     "and depth of a beam search; 'comb:3x6', a chain of 6 tokens with 2 more beside each; "
     "parents [-1, 0, 0, 1], or paths of ranks [[0], [1], [0, 0]], or a .json file of such a list"
 )
+
+
+def names_file(text: str) -> bool:
+    """Returns whether a text names a file that holds a tree, for ``parse``."""
+    return Path(text).suffix == ".json"
 
 
 def as_topology(given, argument: str = "tree") -> Topology:

@@ -98,7 +98,8 @@ using Rows = void (*)(const W*, const float*, float*, int64_t, int64_t, int64_t,
 template <typename W, bool kOne, int... M>
 constexpr std::array<Rows<W>, sizeof...(M)> FewTable(std::integer_sequence<int, M...>) {
   constexpr int each = std::is_same_v<W, Pair> ? 2 : 1;
-  // two rows at least: they share the loads of columns, and some sums outside the registers cost less
+  // At least two rows, except where they are read one by one: sharing the loads of columns saves more
+  // than some sums in memory cost.
   return {{&FewRows<M + 1, kOne && M < 5 ? 1 : std::max(RowsOf(M + 1, each), 2), W>...}};
 }
 template <typename W, bool kOne>

@@ -32,10 +32,9 @@ constexpr int kLanes = 4, kRegisters = 32;
 #endif
 constexpr int kFew = 8;           // columns at a time where sums run along the rows of the matrix
 constexpr int64_t kBlock = 24;    // rows that stay in the caches while all columns meet them
-constexpr int64_t kDeep = 1024;   // inputs at a time, so that the columns stay in the L1 cache
-// The same for weights that are floats: longer rows come faster from memory, and the columns may
-// come from the L2 cache.
-constexpr int64_t kLong = 2048;
+// Inputs at a time of weights in few bits, so that the columns stay in the L1 cache; and of weights
+// that are floats: longer rows come faster from memory, and the columns may come from the L2 cache.
+constexpr int64_t kDeep = 1024, kLong = 2048;
 constexpr int64_t kLine = 64;     // bytes of a cache line
 constexpr int64_t kAhead = 8192;  // bytes, at least, between what is fetched and what is used
 constexpr int64_t kMostAhead = 64;  // rows, at most, between them, where rows are short
