@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import head_rows, runner
@@ -25,9 +27,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Writes the page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     at = parser.add_argument
-    at("--trained", default="heads", metavar="NAME", help="results with the τ of trained heads")
-    at("--rounds", default="heads-100m", metavar="NAME", help="results with the times of rounds")
-    at("--measured", metavar="NAME", help="results of grown heads")
+    what = "results with the τ of trained heads; of a head that several have, the first"
+    at("--trained", nargs="+", default=["heads"], metavar="NAME", help=what)
+    what = "results with the times of rounds"
+    at("--rounds", nargs="+", default=["heads-100m"], metavar="NAME", help=what)
+    at("--measured", nargs="+", default=[], metavar="NAME", help="results of grown heads")
     at("--out", type=Path, default=RESULTS / "heads-expected")
     args = parser.parse_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -54,30 +58,39 @@ def kind_of(name: str) -> str:
     return next((name.removesuffix(word) for word in KINDS if name.endswith(word)), name)
 
 
-def page(trained: str, rounds: str, measured: str | None = None) -> str:
+def rows_of(names: Sequence[str]) -> tuple[str, list[dict]]:
+    """What several results hold together: where each was measured, in words, and their rows."""
+    places, rows = [], {}
+    for name in names:
+        header, lines = stored(name)
+        prompts, processor = header["prompts"], header["processor"]
+        places.append(f"[{name}](../{name}/README.md) ({prompts} prompts, {processor})")
+        for line in lines:
+            row = line["row"]
+            row = rows.setdefault(head_rows.label(row), {"row": row, "figures": {}})
+            row["figures"] = line["figures"] | row["figures"]
+    return " and ".join(places), list(rows.values())
+
+
+def page(trained: Sequence[str], rounds: Sequence[str], measured: Sequence[str] = ()) -> str:
     """The page for results by their names: rows of fixed shapes, and heads, that are in both.
 
     Raises:
       ValueError: no row is in both.
     """
-    header, heads = stored(trained)
-    where, timed = stored(rounds)
-    grown = stored(measured)[1] if measured else []
-    words = f"--trained {trained} --rounds {rounds}" + f" --measured {measured}" * bool(measured)
+    (taught, heads), (where, timed) = rows_of(trained), rows_of(rounds)
+    there, grown = rows_of(measured)
+    words = shlex.join(["--trained", *trained, "--rounds", *rounds])
+    words += f" {shlex.join(['--measured', *measured])}" * bool(measured)
     text = (
         f"# Trained heads beside a target of 100M weights, expected\n\n```sh\n"
         f"python -m benchmarks.expected {words}\n```\n\n"
-        f"τ is that of [{trained}](../{trained}/README.md), on {header['prompts']} prompts "
-        f"({header['processor']}); a round's time, in plain steps, is that of heads of these sizes "
-        f"without training, [{rounds}](../{rounds}/README.md) ({where['processor']}). *Expected* "
-        "is τ divided by that time: how many times as fast as plain decoding the head should be, "
-        "without the reading of the prompt."
+        f"τ is that of {taught}; a round's time, in plain steps, is that of heads of these sizes "
+        f"without training, {where}. *Expected* is τ divided by that time: how many times as fast "
+        "as plain decoding the head should be, without the reading of the prompt."
     )
     if measured:
-        text += (
-            " *Measured*: the same of a trained head that was grown, "
-            f"[{measured}](../{measured}/README.md), on its own prompts and machine."
-        )
+        text += f" *Measured*: the same of a trained head that was grown, {there}."
     text, tables = text + "\n", 0
     for line in heads:
         if isinstance(line["row"].get("num"), str):  # a policy chooses by what is accepted
@@ -104,7 +117,8 @@ def page(trained: str, rounds: str, measured: str | None = None) -> str:
         rows.sort(key=lambda row: -row[1] / row[2])
         text += f"\n## {head_rows.label(line['row'])}\n\n{cells.table(columns, rows)}\n"
     if not tables:
-        raise ValueError(f"no row of {trained} has the shape and temperature of one of {rounds}")
+        names = ", ".join(trained), ", ".join(rounds)
+        raise ValueError("no row of {} has the shape and temperature of one of {}".format(*names))
     return text
 
 

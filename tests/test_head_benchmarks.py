@@ -25,7 +25,7 @@ def test_rows_that_were_stored_before_give_the_page_that_is_stored(script):
 
 def test_stored_results_give_the_expected_gains_that_are_stored():
     page = (expected.RESULTS / "heads-expected" / "README.md").read_text("utf-8")
-    assert expected.page("heads", "heads-100m", "heads-grown") == page
+    assert expected.page(["heads"], ["heads-100m"], ["heads-grown"]) == page
 
 
 def asked(*words, **usual):
@@ -96,16 +96,22 @@ def test_what_is_expected_is_tau_by_the_time_of_a_round_of_the_same_shape(monkey
     shipped, round_time = {"A, shipped": FIGURES}, {"seconds_per_round": 3.0}
     wide = {"A, 256 wide": FIGURES, "Other": FIGURES}
     write("trained", **shipped, A=FIGURES | {"tau": 3.0}, **wide)
-    write("rounds", A={"seconds_per_plain_step": 2.0} | round_time)
+    write("later", A=FIGURES | {"tau": 9.0}, B=FIGURES | {"tau": 6.0})  # A is known already
+    write("rounds", **dict.fromkeys("AB", {"seconds_per_plain_step": 2.0} | round_time))
     write("grown", **shipped)
-    words = ["--trained", "trained", "--rounds", "rounds", "--measured", "grown"]
+    words = ["--trained", "trained", "later", "--rounds", "rounds", "--measured", "grown"]
     assert expected.main([*words, "--out", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "README.md").read_text("utf-8")
-    assert "| A | 3.00 | 1.50 | 2.00 |  |\n| A, shipped | 2.00 | 1.50 | 1.33 | 1.20 [1.10" in page
+    assert (
+        "| B | 6.00 | 1.50 | 4.00 |  |\n| A | 3.00 | 1.50 | 2.00 |  |\n| A, shipped | 2.00 | 1.50 | 1.33 | 1.20 [1.10"
+        in page
+    )
     for unmeasured in ("Other", "256 wide", "3x2x1"):  # whose rounds were not
         assert unmeasured not in page
-    (tmp_path / "rounds" / runner.KEPT).write_text('{"processor": "P"}', "utf-8")
-    with pytest.raises(ValueError, match="no row of trained has the shape"):
+    for place in ("trained", "later", "rounds", "grown"):
+        assert f"[{place}](../{place}/README.md) (9 prompts, P)" in page
+    (tmp_path / "rounds" / runner.KEPT).write_text('{"prompts": 9, "processor": "P"}', "utf-8")
+    with pytest.raises(ValueError, match="no row of trained, later has the shape"):
         expected.main(words)
 
 
