@@ -21,18 +21,19 @@ ALWAYS_INLINE void WideLanes(const float* w, int64_t in, const Vec* x, int64_t e
     for (int j = 0; j < R * V; ++j) sum[j] = other[j] = Vec{};
     for (int64_t i = I; i < lines; i += H) __builtin_prefetch(next + i * (kLine / 4), 0, 2);
     for (int64_t k = I; k < end; k += kLanes) {
-      Vec a[V], b[V];
-      UNROLL
-      for (int v = 0; v < V; ++v) a[v] = Once(x[k * V + v]), b[v] = Once(x[(k + H) * V + v]);
-      UNROLL
-      for (int r = 0; r < R; ++r) {
-        const Vec first = All(w[r * in + k]), second = All(w[r * in + k + H]);
+      // one lane after the other: the columns of both would fill more registers than there are
+      const auto add = [&](int64_t at, Vec* to) {
+        Vec a[V];
         UNROLL
-        for (int v = 0; v < V; ++v) {
-          sum[r * V + v] = Fma(first, a[v], sum[r * V + v]);
-          other[r * V + v] = Fma(second, b[v], other[r * V + v]);
+        for (int v = 0; v < V; ++v) a[v] = Once(x[at * V + v]);
+        UNROLL
+        for (int r = 0; r < R; ++r) {
+          const Vec number = V > 1 ? Once(All(w[r * in + at])) : All(w[r * in + at]);
+          UNROLL
+          for (int v = 0; v < V; ++v) to[r * V + v] = Fma(number, a[v], to[r * V + v]);
         }
-      }
+      };
+      add(k, sum), add(k + H, other);
     }
   } else {
     WideLanes<R, V, 2 * H, I>(w, in, x, end, sum, next, lines);
