@@ -1,5 +1,5 @@
 """``python -m specjax`` is the command ``specjax``."""
 
-from .cli import main
+from .cli import command
 
-raise SystemExit(main())
+raise SystemExit(command())

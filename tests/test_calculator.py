@@ -132,6 +132,8 @@ def test_the_best_length_is_that_of_the_greatest_speed_up_and_may_be_none():
         ({"acceptance": 0.5, "batch": True}, "batch=True"),
         ({"acceptance": 0.5, "batch": float("nan")}, "batch=nan"),
         ({"acceptance": 0.5, "pass_seconds": 0}, "pass_seconds=0"),
+        ({"acceptance": 0.5, "pass_seconds": 1e-320}, "at least 1e-12"),
+        ({"acceptance": 0.5, "most": 10**9}, "most=1000000000: give a number below 1024"),
         ({"acceptance": 0.5, "passes": {2: 1.0}}, "relative to"),
         ({"acceptance": 0.5, "passes": {1: 1.0, 4: 1.2}, "num_draft": 4}, "sizes up to 4"),
     ],
@@ -160,6 +162,9 @@ def test_the_command_prints_tables_and_draws(tmp_path, capsys):
     assert cli.main(["calculator", "--acceptance", "0.5", "x"]) == 2
     assert cli.main(["calculator", "--acceptance", "0.5", "--knee", "0"]) == 2
     assert "--knee" in capsys.readouterr().err
+    for words in ("--pass-ms -1", "--pass-ms 1e-320", "--passes 1:1 1:2"):
+        assert cli.main(["calculator", "--acceptance", "0.5", *words.split()]) == 2
+        assert f"error: {words[:9]}" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------ the page in the browser

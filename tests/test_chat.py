@@ -1,6 +1,7 @@
 """Conversations: caches go on between turns, and what is said is what a new start would say."""
 
 import dataclasses
+import io
 
 import jax
 import pytest
@@ -150,6 +151,14 @@ def test_a_line_of_a_pipe_that_is_refused_ends_the_command_with_its_code(talk):
     code, out, err = talk(["a", "b"], "--num-draft", "99")
     assert code == 2 and out == "" and len(err.splitlines()) == 1
     assert "--num-draft 99: the number of drafts" in err
+
+
+def test_a_line_of_a_pipe_that_is_no_text_is_refused(folders, monkeypatch, capsys):
+    given = io.TextIOWrapper(io.BytesIO(b"def f(x):\n\xff\n"), encoding="latin-1")
+    monkeypatch.setattr("sys.stdin", given)
+    monkeypatch.setattr(compile_cache, "enable", lambda: None)
+    assert cli.main(["chat", "--model", str(folders["target"]), "--max-tokens", "2"]) == 2
+    assert "error: a line that was piped in is not UTF-8 text" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_program(talk, monkeypatch):

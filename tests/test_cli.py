@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,6 +101,25 @@ def test_ctrl_c_prints_what_was_generated(run, monkeypatch):
     assert code == 130 and "interrupted" in err
     assert out.startswith("".join(shown)) and whole.startswith(out.rstrip("\n"))
     assert len(out) < len(whole)
+
+
+def test_ctrl_c_ends_the_process_and_is_heard_in_a_callback_of_the_collector(monkeypatch, capsys):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    for code in (0, 2, 130):
+        monkeypatch.setattr(cli, "main", lambda code=code: code)
+        assert cli.command() == code
+    assert ended == [130]  # XLA's threads may still compile, and would crash a slower end
+
+    class Collected:
+        def __del__(self):
+            raise KeyboardInterrupt  # which Python prints and drops
+
+    usual = sys.unraisablehook
+    with pytest.raises(KeyboardInterrupt), cli._heard_interrupts():
+        Collected()
+        time.sleep(10)
+    assert sys.unraisablehook is usual
 
 
 def test_a_pipe_that_cannot_spell_a_character_gets_another(monkeypatch):

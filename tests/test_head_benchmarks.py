@@ -102,10 +102,8 @@ def test_what_is_expected_is_tau_by_the_time_of_a_round_of_the_same_shape(monkey
     words = ["--trained", "trained", "later", "--rounds", "rounds", "--measured", "grown"]
     assert expected.main([*words, "--out", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "README.md").read_text("utf-8")
-    assert (
-        "| B | 6.00 | 1.50 | 4.00 |  |\n| A | 3.00 | 1.50 | 2.00 |  |\n| A, shipped | 2.00 | 1.50 | 1.33 | 1.20 [1.10"
-        in page
-    )
+    rows = ["| B | 6.00 | 1.50 | 4.00 |  |", "| A | 3.00 | 1.50 | 2.00 |  |"]
+    assert "\n".join([*rows, "| A, shipped | 2.00 | 1.50 | 1.33 | 1.20 [1.10"]) in page
     for unmeasured in ("Other", "256 wide", "3x2x1"):  # whose rounds were not
         assert unmeasured not in page
     for place in ("trained", "later", "rounds", "grown"):

@@ -59,6 +59,19 @@ def test_a_tree_is_checked_and_a_file_read_where_it_is_given(tmp_path):
     with pytest.raises(ValueError, match="tree='3x2' and num=2: give one of the two"):
         specjax.Drafting(num=2, tree="3x2")
     assert specjax.Drafting(num="auto", tree="3x2").tree == "3x2"
+    for tree, message in (
+        ((-1, 0.5, 0), "0.5 is no whole number"),
+        ((-1, True, 0), "True is no whole number"),
+        ([[0], [0.5]], "0.5 is no whole number"),
+        ([[0], [0], [1]], r"\[0\] is given twice"),
+        ("100x100x100", "has 1010101 nodes"),
+        ("beams:4", "beams: takes 2 sizes, and not 1"),
+        ("chain:1x2", "chain: takes 1 size, and not 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            specjax.Drafting(tree=tree)
+    with pytest.raises(ValueError, match=r"Suffix\(num_draft=0\): must be at least 1"):
+        drafters.Suffix(num_draft=0)
     file = tmp_path / "tree.json"
     file.write_text("[-1, 0, 0, 1]", encoding="utf-8")
     drafting = specjax.Drafting(tree=str(file))

@@ -21,6 +21,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 import jax
 
 from .config import ConfigError, defaults, differences
@@ -34,12 +39,62 @@ class NotWritten(OSError):
     """The disk is full; earlier checkpoints are whole."""
 
 
+WAYS_OUT = "give another run.folder, or remove that one to start afresh"
+
+
+def recorded(folder: Path) -> dict:
+    """The configuration of the run in a folder; empty where there is none.
+
+    Raises:
+      ConfigError: the file is damaged.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(
+            f"run.folder={folder}: {CONFIG} is no JSON ({error}): {WAYS_OUT}"
+        ) from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"run.folder={folder}: {CONFIG} holds no configuration: {WAYS_OUT}")
+    return found
+
+
+@contextlib.contextmanager
+def alone(folder: Path):
+    """A context in which no other process trains in a folder, which is made if it is not there.
+
+    The system ends the lock with the process. Of several processes that train together, the first
+    holds it. Where the disk has no locks, nothing is checked.
+
+    Raises:
+      ConfigError: another process trains there.
+    """
+    if fcntl is None or not is_first():
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"run.folder={folder}: another process is training there; wait for it, stop "
+                    "it, or give another run.folder"
+                ) from None
+        yield
+    finally:
+        os.close(lock)
+
+
 def check_config(folder: Path, flat: dict) -> None:
     """Raises ConfigError if a folder holds a run of another recipe or another configuration."""
-    path = folder / CONFIG
-    if path.is_file():
-        old = json.loads(path.read_text())
-        ways = "give another run.folder, or remove that one to start afresh"
+    if (folder / CONFIG).is_file():
+        old, ways = recorded(folder), WAYS_OUT
         theirs, ours = old.get("recipe"), flat.get("recipe")
         if theirs and ours and theirs != ours:
             raise ConfigError(
@@ -69,11 +124,11 @@ def _defaults(recipe: str | None) -> dict:
 def is_done(folder: Path, flat: dict) -> bool:
     """Whether a run of exactly this configuration has ended: its last step is saved, and its report
     was drawn after that."""
-    path, report = folder / CONFIG, folder / "report.html"
-    if not path.is_file() or not report.is_file():
+    report = folder / "report.html"
+    if not (folder / CONFIG).is_file() or not report.is_file():
         return False
     last = folder / "checkpoints" / str(flat.get("run.steps"))
-    same = json.loads(path.read_text()) == json.loads(json.dumps(flat))
+    same = recorded(folder) == json.loads(json.dumps(flat))
     return same and last.is_dir() and last.stat().st_mtime <= report.stat().st_mtime
 
 
@@ -172,7 +227,7 @@ def restore(manager, state, batches):
 
     Raises:
       ConfigError: the checkpoint was saved by another number of processes, each of which has its
-        own position in the data.
+        own position in the data; or it cannot be read.
     """
     if manager.latest is None:
         return state, 0
@@ -185,7 +240,15 @@ def restore(manager, state, batches):
             f"own place in the data, and here are {count}: go on with as many as saved it, or give "
             "another run.folder"
         )
-    loaded = manager.load_checkpointables(step, {"state": state, "data": batches})
+    try:
+        loaded = manager.load_checkpointables(step, {"state": state, "data": batches})
+    except Exception as error:  # of many kinds, and with whole arrays in its words
+        earlier = [one for one in _steps(Path(manager.directory)) if one < step]
+        then = f"goes on from step {earlier[-1]}" if earlier else "begins with step 1"
+        raise ConfigError(
+            f"{manager.directory / str(step)} cannot be read ({type(error).__name__}); it may be "
+            f"damaged, or be of another version: remove that folder, and the same command {then}"
+        ) from error
     return loaded["state"], step
 
 

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import errno
 import importlib
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -193,9 +192,7 @@ def _is_done(settings) -> bool:
         return False
     folder, flat = Path(settings.run.folder), resolved(settings)
     if hasattr(settings, "init"):  # a recipe of two phases stores another one
-        found = folder / checkpoint.CONFIG
-        old = json.loads(found.read_text()) if found.is_file() else {}
-        flat |= {"init": old.get("init", settings.init)}
+        flat |= {"init": checkpoint.recorded(folder).get("init", settings.init)}
     checkpoint.check_config(folder, flat)
     if not checkpoint.is_done(folder, flat):
         return False

@@ -20,7 +20,7 @@ from specjax.text import sibling_sampling
 from specjax.text.drafter_names import resolve_drafter
 
 from . import outlook
-from .config import ConfigError, RunConfig
+from .config import ConfigError
 from .decoding import decode_all, tau_of
 
 
@@ -36,7 +36,6 @@ class CompareConfig:
     new_tokens: int = 64  # tokens decoded per prompt
     batch: int = 16  # prompts that are decoded together
     output: str = "runs/compare.md"  # the table, in Markdown
-    run: RunConfig = RunConfig()
 
     def __post_init__(self):
         if not self.heads or not self.trees:
@@ -106,6 +105,10 @@ def run(config: CompareConfig, *, dry_run: bool = False) -> None:
             beside="compiling left out",
         )
     lines = [
+        f"τ of heads of {config.teacher} at temperature {config.temperature:g}, on the last "
+        f"{config.num_prompts} held-out prompts, {config.new_tokens} new tokens each, with "
+        "intervals of 95 % over the prompts (`specjax train compare`).",
+        "",
         "| drafter | weights | tree | drafted | τ | accepted at depth 1, 2, ... |",
         "|---|---|---|---|---|---|",
     ]

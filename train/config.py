@@ -249,8 +249,8 @@ def load(kind: type, path: str | Path | None, words: typing.Sequence[str] = ()):
       ConfigError: an unknown field, a wrong type, a word without ``=``, unreadable TOML.
     """
     try:
-        values = tomllib.loads(Path(path).read_text()) if path else {}
-    except tomllib.TOMLDecodeError as error:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{Path(path).name} is not TOML: {error}") from error
     for word in words:
         name, equals, text = word.partition("=")

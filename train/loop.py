@@ -117,14 +117,16 @@ def advance(steps: Steps, flat_config: dict, run: RunConfig) -> PyTree:
       ``steps.best``.
 
     Raises:
-      ConfigError: the folder holds a run with another configuration, or with more steps.
+      ConfigError: the folder holds a run with another configuration, or with more steps, or its
+        last checkpoint cannot be read, or another process trains there.
       NotWritten: the disk is full; the last checkpoint is whole.
       Diverged: a loss or gradient norm is not finite; checkpoints are from before that step.
       Interrupted: SIGTERM or Ctrl-C was received, and the state was saved.
     """
     folder, layout = Path(run.folder), steps.layout
-    checkpoint.record_config(folder, flat_config)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(checkpoint.alone(folder))
+        checkpoint.record_config(folder, flat_config)
         stack.enter_context(checkpoint.writing(folder))
         manager = stack.enter_context(checkpoint.checkpoints(folder, run.keep))
         stop = stack.enter_context(_stop_requests())

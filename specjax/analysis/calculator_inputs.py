@@ -13,6 +13,7 @@ from .tree_search import expected_tokens
 Rates = float | Sequence[float] | Sequence[Sequence[float]]
 ONE = (int, float, np.number)  # the types of one rate
 TRUTH = (bool, np.bool_)  # which Python takes for numbers
+LEAST_SECONDS = 1e-12  # of a pass
 CLOSE = 1e-12  # the precision to which a rate is found from tau
 
 
@@ -31,12 +32,16 @@ def check_ranges(
     ):
         if isinstance(value, TRUTH) or not least <= value < math.inf:
             raise ValueError(f"{name}={value}: give a number from {least} on")
+    if most >= trees.MOST_NODES:
+        raise ValueError(f"most={most}: give a number below {trees.MOST_NODES}")
     if isinstance(knee, TRUTH) or not knee >= 1:
         raise ValueError(f"knee={knee}: give a number of tokens from 1 on")
     if pass_seconds is not None and (
-        isinstance(pass_seconds, TRUTH) or not 0 < pass_seconds < math.inf
+        isinstance(pass_seconds, TRUTH) or not LEAST_SECONDS <= pass_seconds < math.inf
     ):
-        raise ValueError(f"pass_seconds={pass_seconds}: give seconds above 0, or None")
+        raise ValueError(
+            f"pass_seconds={pass_seconds}: give seconds, at least {LEAST_SECONDS}, or None"
+        )
 
 
 def shape_of(acceptance, num_draft: int | None, tree) -> trees.Tree:

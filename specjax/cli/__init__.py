@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
+
+INTERRUPTED = 130  # options.INTERRUPTED, which may not have been imported
+
+
+def command() -> int:
+    """Runs the command of the process, which ends here after Ctrl-C.
+
+    XLA compiles and computes on in threads of its own, and they crash where Python takes itself
+    down meanwhile.
+    """
+    code = main()
+    if code == INTERRUPTED:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                if stream is not None:
+                    stream.flush()
+        os._exit(code)
+    return code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
-        with _short_warnings():
+        with _short_warnings(), _heard_interrupts():
             from . import commands
 
             code = commands.run(argv)
@@ -38,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2  # options.USAGE_ERROR, which may not have been imported
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130  # options.INTERRUPTED
+        return INTERRUPTED
 
 
 @contextlib.contextmanager
@@ -56,6 +76,25 @@ def _short_warnings() -> Iterator[None]:
         yield
     finally:
         warnings.formatwarning = usual
+
+
+@contextlib.contextmanager
+def _heard_interrupts() -> Iterator[None]:
+    """Repeats a Ctrl-C that Python drops, because it came in a callback, such as that by which JAX
+    collects garbage."""
+    usual = sys.unraisablehook
+
+    def hook(unraisable):
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            threading.Timer(0.05, _thread.interrupt_main).start()
+        else:
+            usual(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
 
 
 def _said(error: Exception, argv: Sequence[str]) -> str:

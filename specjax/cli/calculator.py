@@ -9,6 +9,8 @@ from pathlib import Path
 
 import specjax
 
+LEAST_MS = 1e-9  # of a pass
+
 
 def add(commands) -> None:
     """Adds the command and its arguments."""
@@ -107,6 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Computes and prints the tables; returns the exit code."""
     from ..analysis.calculator_picture import picture
 
+    if arguments.pass_ms is not None and not LEAST_MS <= arguments.pass_ms < math.inf:
+        raise ValueError(f"--pass-ms {arguments.pass_ms:g}: give milliseconds, at least {LEAST_MS}")
     if arguments.picture and Path(arguments.picture).suffix != ".svg":
         raise ValueError(f"--picture {arguments.picture}: it is drawn as SVG; give a name of .svg")
     if arguments.picture and not Path(arguments.picture).absolute().parent.is_dir():
@@ -164,8 +168,11 @@ def _passes(words: list[str] | None) -> dict[int, float] | None:
         return None
     try:
         pairs = [word.partition(":") for word in words]
-        return {int(nodes): float(cost) for nodes, _, cost in pairs}
+        costs = {int(nodes): float(cost) for nodes, _, cost in pairs}
     except ValueError:
         raise ValueError(
             f"--passes {' '.join(words)}: give pairs N:COST, such as 1:1 4:1.1 8:1.4"
         ) from None
+    if len(costs) < len(words):
+        raise ValueError(f"--passes {' '.join(words)}: a number of nodes is given twice")
+    return costs

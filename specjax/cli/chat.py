@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 
 import specjax
@@ -85,7 +86,11 @@ def _line(terminal: bool) -> str | None:
     """Returns the next line of input; None at its end."""
     while True:
         try:
+            if not terminal and isinstance(sys.stdin, io.TextIOWrapper):
+                sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # in every locale
             return input("> " if terminal else "")
+        except UnicodeDecodeError:
+            raise ValueError("a line that was piped in is not UTF-8 text") from None
         except EOFError:
             return None
         except RuntimeError:  # the process has no stdin

@@ -61,7 +61,9 @@ class Suffix(IndexedDrafter):
 
     def __post_init__(self):
         super().__post_init__()
-        shape = self.topology or trees.chain(max(self.num_draft, 1))
+        if self.topology is None and self.num_draft < 1:
+            raise ValueError(f"Suffix(num_draft={self.num_draft}): must be at least 1")
+        shape = self.topology or trees.chain(self.num_draft)
         chain = isinstance(shape, trees.Tree) and shape.is_chain
         if not chain and (not isinstance(shape, trees.Expand) or shape.branch):
             raise ValueError(

@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from .._internal.keywords import did_you_mean
+
 _EMBEDDED = Path(__file__).parent / "embedded"
 EMBEDDED = {"embedded": _EMBEDDED / "target", "embedded-draft": _EMBEDDED / "draft"}
 _HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
@@ -69,11 +71,16 @@ def _download(name: str, revision: str | None, files: Sequence[str]) -> Path:
     except errors.GatedRepoError:
         reason = "its owner grants access on request: accept its licence there, then log in"
     except errors.RepositoryNotFoundError:
-        reason = f"no such model there or as a folder here; also known: {', '.join(EMBEDDED)}"
+        meant = did_you_mean(name, EMBEDDED)
+        known = ", ".join(EMBEDDED)
+        reason = f"{meant}There is no such model there or as a folder here; also known: {known}"
     except errors.RevisionNotFoundError:
         reason = "it has no such revision"
     except errors.LocalEntryNotFoundError as error:
-        reason = f"no connection, and it was not downloaded before ({_first_line(error)})"
+        reason = (
+            f"{did_you_mean(name, EMBEDDED)}There is no folder of this name here, it was not "
+            f"downloaded before, and there is no connection ({_first_line(error)})"
+        )
     except OSError as error:
         reason = _first_line(error)
     raise OSError(f"cannot load {at} from the Hugging Face hub: {reason}")

@@ -7,6 +7,7 @@ node, the root.
 from __future__ import annotations
 
 import dataclasses
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,20 @@ from .._internal.optional import required
 from ..types import DRAWS, POINT_MASS, ROOT, Context, Draft
 
 
+def whole(number, what: str) -> int:
+    """Returns an integer of any type as an ``int``.
+
+    Raises:
+      ValueError: it is another number, or a truth value.
+    """
+    try:
+        if isinstance(number, bool | np.bool_):
+            raise TypeError
+        return operator.index(number)
+    except TypeError:
+        raise ValueError(f"{what}: {number!r} is no whole number") from None
+
+
 def check_parents(parents) -> tuple[int, ...]:
     """Validates static parents and returns them as a tuple of ints.
 
@@ -23,9 +38,10 @@ def check_parents(parents) -> tuple[int, ...]:
       parents: the parent of each node, N integers; ``parents[0] = -1`` is the root's.
 
     Raises:
-      ValueError: the first entry is not -1, or a parent does not come before its child.
+      ValueError: an entry is no whole number, the first one is not -1, or a parent does not come
+        before its child.
     """
-    parents = tuple(int(p) for p in parents)
+    parents = tuple(whole(p, "topology") for p in parents)
     if not parents or parents[0] != -1:
         raise ValueError(f"topology={parents}: it must begin with the root, whose parent is -1")
     for node, parent in enumerate(parents[1:], start=1):

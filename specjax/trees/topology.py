@@ -6,16 +6,21 @@ topology for every method that can compute logits below a node.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import itertools
 import json
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from .ops import chain_parents, check_parents
+from .._internal.keywords import counted
+from .ops import chain_parents, check_parents, whole
 
+SIZES = {"chain": 1, "expand": 3, "beams": 2, "comb": 2}  # numbers after the colon, for ``parse``
 MOST_NODES = 1024  # of a draft, and of the candidates while one is grown: masks are [N, N]
 
 
@@ -240,10 +245,11 @@ def branching(*counts: int) -> Tree:
     """
     if not counts or min(counts) < 1:
         raise ValueError(f"branching{counts}: give at least one number, each at least 1")
+    nodes = itertools.accumulate(counts, operator.mul, initial=1)
+    _bounded(sum(nodes), f"branching{counts}")
     parents, level = [-1], [0]
     for count in counts:
         first = len(parents)
-        _bounded(first + count * len(level), f"branching{counts}")
         parents += [node for node in level for _ in range(count)]
         level = range(first, len(parents))
     return Tree(tuple(parents))
@@ -285,11 +291,16 @@ def from_paths(paths: Sequence[Sequence[int]]) -> Tree:
       paths: for each node its path from the root, as ranks among siblings, counted from 0.
 
     Raises:
-      ValueError: a path is given without its beginning, or without an earlier sibling.
+      ValueError: a path is given twice, without its beginning, or without an earlier sibling, or
+        a rank is no whole number.
     """
     known: dict[tuple[int, ...], int] = {(): 0}
     parents = [-1]
-    for path in sorted({tuple(int(r) for r in path) for path in paths}, key=lambda p: (len(p), p)):
+    given = [tuple(whole(rank, "paths") for rank in path) for path in paths]
+    number = collections.Counter(given)
+    if twice := next((path for path in given if path and number[path] > 1), None):
+        raise ValueError(f"paths: {list(twice)} is given twice")
+    for path in sorted(given, key=lambda p: (len(p), p)):
         if not path:
             continue
         earlier = (*path[:-1], path[-1] - 1)
@@ -324,6 +335,8 @@ def parse(text: str, argument: str = "tree") -> Topology:
         if not all(word.isdigit() for word in words):
             raise ValueError("sizes must be whole numbers with one x between two of them")
         sizes = [int(word) for word in words]
+        if len(sizes) != SIZES.get(kind, len(sizes)):
+            raise ValueError(f"{kind}: takes {counted(SIZES[kind], 'size')}, and not {len(sizes)}")
         if kind == "chain":
             (count,) = sizes
             return chain(count)
@@ -376,7 +389,7 @@ def as_topology(given, argument: str = "tree") -> Topology:
         try:
             if rows and isinstance(rows[0], Sequence) and not isinstance(rows[0], str):
                 return from_paths(rows)
-            return Tree(tuple(int(p) for p in rows))
+            return Tree(tuple(rows))
         except (ValueError, TypeError) as error:
             told = str(error).removeprefix(f"topology={tuple(rows)}: ")
             raise type(error)(f"{argument}={given!r}: {told}. {_ACCEPTED}") from None

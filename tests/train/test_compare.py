@@ -45,3 +45,6 @@ def test_heads_draw_above_temperature_0_as_in_generate(monkeypatch, tmp_path, te
     )
     compare.run(made)
     assert decoded == ways
+    told = (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()
+    what = f"τ of heads of embedded at temperature {temperature:g}, on the last 2 held-out prompts"
+    assert told[0].startswith(what) and told[2].startswith("| drafter |")

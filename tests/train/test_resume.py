@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,6 +161,27 @@ def test_nan_stops_the_run_names_the_step_and_keeps_the_last_good_checkpoint(tmp
         state, step = checkpoint.restore(manager, loop.make_state(task, optimizer, 0), task.batches)
     assert step == 8 and np.isfinite(state["params"]["w"]).all()
     np.testing.assert_array_equal(next(task.batches)[0], [64, 65, 66, 67])
+
+
+def test_two_runs_in_one_folder_are_refused_and_a_damaged_folder_is_named(tmp_path):
+    with checkpoint.alone(tmp_path):
+        with pytest.raises(config.ConfigError, match="another process is training there; wait"):
+            loop.fit(make_task(), *settings(tmp_path))
+        assert not list(tmp_path.iterdir())
+    given = settings(tmp_path, steps=8)
+    done = loop.fit(make_task(), *given)
+    last = tmp_path / "checkpoints" / "8"
+    for file in (last / "state").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[:10])
+    with pytest.raises(config.ConfigError, match=r"/8 cannot be read .*goes on from step 4$"):
+        loop.fit(make_task(), *given)
+    shutil.rmtree(last)
+    np.testing.assert_array_equal(loop.fit(make_task(), *given)["w"], done["w"])
+    for text, message in (("{", "is no JSON"), ("[]", "holds no configuration")):
+        (tmp_path / checkpoint.CONFIG).write_text(text)
+        with pytest.raises(config.ConfigError, match=f"{message}.*: give another run.folder"):
+            loop.fit(make_task(), *given)
 
 
 def test_a_longer_run_goes_on_from_a_finished_one(tmp_path):
