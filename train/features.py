@@ -31,7 +31,7 @@ from flax import nnx
 from specjax.models.causal_lm import graph_definition
 
 from . import chunks, data, losses, model, outlook, samples, tokenizer, unroll
-from .config import ConfigError, DataConfig, RunConfig
+from .config import ConfigError, DataConfig
 from .teacher import load_teacher
 
 TOKENS, WEIGHT = "tokens.npy", "weight.npy"
@@ -57,7 +57,6 @@ class FeaturesConfig:
     shards: int = 1  # the number of runs that share the rows
     output: str = "runs/features"  # the folder to write
     data: DataConfig = DataConfig()
-    run: RunConfig = RunConfig()
 
     def __post_init__(self):
         if self.num_rows < 1 or self.num_rows % self.data.batch:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from . import corpora, data, model, outlook, samples, talks, tokenizer, writing
-from .config import ConfigError, DataConfig, RunConfig
+from .config import ConfigError, DataConfig
 from .teacher import load_teacher
 
 TRIAL = 16  # tokens of each row that a dry run generates
@@ -46,7 +46,6 @@ class RegenerateConfig:
     shards: int = 1  # runs that share the rows; run i writes rows i::shards to a file of its own
     output: str = "runs/samples.npz"  # the file, .npz for texts and .jsonl for conversations
     data: DataConfig = DataConfig()
-    run: RunConfig = RunConfig()
 
     def __post_init__(self):
         room = self.data.length + 1 - self.shortest
