@@ -133,7 +133,7 @@ def test_the_best_length_is_that_of_the_greatest_speed_up_and_may_be_none():
         ({"acceptance": 0.5, "batch": float("nan")}, "batch=nan"),
         ({"acceptance": 0.5, "pass_seconds": 0}, "pass_seconds=0"),
         ({"acceptance": 0.5, "pass_seconds": 1e-320}, "at least 1e-12"),
-        ({"acceptance": 0.5, "most": 10**9}, "most=1000000000: give a number below 1024"),
+        ({"acceptance": 0.5, "most": 10**9}, "most=1000000000: give a number from 1 to 1023"),
         ({"acceptance": 0.5, "passes": {2: 1.0}}, "relative to"),
         ({"acceptance": 0.5, "passes": {1: 1.0, 4: 1.2}, "num_draft": 4}, "sizes up to 4"),
     ],

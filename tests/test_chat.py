@@ -154,11 +154,15 @@ def test_a_line_of_a_pipe_that_is_refused_ends_the_command_with_its_code(talk):
 
 
 def test_a_line_of_a_pipe_that_is_no_text_is_refused(folders, monkeypatch, capsys):
-    given = io.TextIOWrapper(io.BytesIO(b"def f(x):\n\xff\n"), encoding="latin-1")
-    monkeypatch.setattr("sys.stdin", given)
     monkeypatch.setattr(compile_cache, "enable", lambda: None)
-    assert cli.main(["chat", "--model", str(folders["target"]), "--max-tokens", "2"]) == 2
-    assert "error: a line that was piped in is not UTF-8 text" in capsys.readouterr().err
+    command = ["chat", "--model", str(folders["target"]), "--max-tokens", "2"]
+    for last, code in ((b"\xff", 2), ("é".encode(), 0)):
+        given = io.TextIOWrapper(io.BytesIO(b"def f(x):\n" * 2 + last), encoding="latin-1")
+        monkeypatch.setattr("sys.stdin", given)
+        assert cli.main(command) == code
+        said = capsys.readouterr().err
+        assert ("error: a line that was piped in is not UTF-8 text" in said) == bool(code)
+        assert said.count("tokens read") == (0 if code else 3)  # it is refused where it is read
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_program(talk, monkeypatch):

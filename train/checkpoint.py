@@ -64,31 +64,30 @@ def recorded(folder: Path) -> dict:
 
 @contextlib.contextmanager
 def alone(folder: Path):
-    """A context in which no other process trains in a folder, which is made if it is not there.
+    """A context in which no other run trains in a folder, which is made if it is not there.
 
-    The system ends the lock with the process. Of several processes that train together, the first
-    holds it. Where the disk has no locks, nothing is checked.
+    The system ends the lock with the process. Where the disk has no locks, and where several
+    processes train together, nothing is checked.
 
     Raises:
-      ConfigError: another process trains there.
+      ConfigError: another run trains there.
     """
-    if fcntl is None or not is_first():
+    if fcntl is None or jax.process_count() > 1:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
-    try:
+    with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, lock)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(
-                    f"run.folder={folder}: another process is training there; wait for it, stop "
-                    "it, or give another run.folder"
+                    f"run.folder={folder}: another run is training there; wait for it, stop it, "
+                    "or give another run.folder"
                 ) from None
         yield
-    finally:
-        os.close(lock)
 
 
 def check_config(folder: Path, flat: dict) -> None:
@@ -242,12 +241,16 @@ def restore(manager, state, batches):
         )
     try:
         loaded = manager.load_checkpointables(step, {"state": state, "data": batches})
+    except (OSError, MemoryError, jax.errors.JaxRuntimeError):
+        raise
     except Exception as error:  # of many kinds, and with whole arrays in its words
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.120}"
         earlier = [one for one in _steps(Path(manager.directory)) if one < step]
         then = f"goes on from step {earlier[-1]}" if earlier else "begins with step 1"
         raise ConfigError(
-            f"{manager.directory / str(step)} cannot be read ({type(error).__name__}); it may be "
-            f"damaged, or be of another version: remove that folder, and the same command {then}"
+            f"{manager.directory / str(step)} cannot be read ({reason}). If it is damaged, move "
+            f"that folder away, and the same command {then}; if another version wrote it, give "
+            "another run.folder"
         ) from error
     return loaded["state"], step
 

@@ -188,7 +188,7 @@ def _is_done(settings) -> bool:
     from . import checkpoint
     from .config import resolved
 
-    if not hasattr(settings, "run") or hasattr(settings, "output"):  # it writes no run's folder
+    if not hasattr(settings, "run"):
         return False
     folder, flat = Path(settings.run.folder), resolved(settings)
     if hasattr(settings, "init"):  # a recipe of two phases stores another one

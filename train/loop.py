@@ -118,7 +118,7 @@ def advance(steps: Steps, flat_config: dict, run: RunConfig) -> PyTree:
 
     Raises:
       ConfigError: the folder holds a run with another configuration, or with more steps, or its
-        last checkpoint cannot be read, or another process trains there.
+        last checkpoint cannot be read, or another run trains there.
       NotWritten: the disk is full; the last checkpoint is whole.
       Diverged: a loss or gradient norm is not finite; checkpoints are from before that step.
       Interrupted: SIGTERM or Ctrl-C was received, and the state was saved.

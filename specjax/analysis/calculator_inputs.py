@@ -33,7 +33,7 @@ def check_ranges(
         if isinstance(value, TRUTH) or not least <= value < math.inf:
             raise ValueError(f"{name}={value}: give a number from {least} on")
     if most >= trees.MOST_NODES:
-        raise ValueError(f"most={most}: give a number below {trees.MOST_NODES}")
+        raise ValueError(f"most={most}: give a number from 1 to {trees.MOST_NODES - 1}")
     if isinstance(knee, TRUTH) or not knee >= 1:
         raise ValueError(f"knee={knee}: give a number of tokens from 1 on")
     if pass_seconds is not None and (

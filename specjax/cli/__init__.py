@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -17,16 +18,23 @@ def command() -> int:
     """Runs the command of the process, which ends here after Ctrl-C.
 
     XLA compiles and computes on in threads of its own, and they crash where Python takes itself
-    down meanwhile.
+    down meanwhile. One of several processes ends as usual, so that the others learn of it.
     """
     code = main()
-    if code == INTERRUPTED:
+    if code == INTERRUPTED and not _has_peers():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 if stream is not None:
                     stream.flush()
         os._exit(code)
     return code
+
+
+def _has_peers() -> bool:
+    """Whether this is one of several processes of JAX."""
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.process_count() > 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,9 +92,18 @@ def _heard_interrupts() -> Iterator[None]:
     collects garbage."""
     usual = sys.unraisablehook
 
+    timers: list[threading.Timer] = []
+
+    def again():
+        if hasattr(signal, "pthread_kill"):  # it also wakes a thread that waits
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        else:
+            _thread.interrupt_main()
+
     def hook(unraisable):
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            threading.Timer(0.05, _thread.interrupt_main).start()
+            timers.append(threading.Timer(0.05, again))
+            timers[-1].start()
         else:
             usual(unraisable)
 
@@ -95,6 +112,8 @@ def _heard_interrupts() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = usual
+        for timer in timers:
+            timer.cancel()
 
 
 def _said(error: Exception, argv: Sequence[str]) -> str:

@@ -42,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     if terminal:
         kind = "chat template" if chat.templated else "no chat template: plain text"
         print(f"{lm.name}, {kind}. {HELP}.", file=sys.stderr)
+    elif isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # in every locale
     while (line := _line(terminal)) is not None:
         if line.strip() == "/new":
             chat.clear()
@@ -86,8 +88,6 @@ def _line(terminal: bool) -> str | None:
     """Returns the next line of input; None at its end."""
     while True:
         try:
-            if not terminal and isinstance(sys.stdin, io.TextIOWrapper):
-                sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # in every locale
             return input("> " if terminal else "")
         except UnicodeDecodeError:
             raise ValueError("a line that was piped in is not UTF-8 text") from None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-
-from .._internal.keywords import did_you_mean
 
 _EMBEDDED = Path(__file__).parent / "embedded"
 EMBEDDED = {"embedded": _EMBEDDED / "target", "embedded-draft": _EMBEDDED / "draft"}
@@ -71,19 +70,26 @@ def _download(name: str, revision: str | None, files: Sequence[str]) -> Path:
     except errors.GatedRepoError:
         reason = "its owner grants access on request: accept its licence there, then log in"
     except errors.RepositoryNotFoundError:
-        meant = did_you_mean(name, EMBEDDED)
         known = ", ".join(EMBEDDED)
-        reason = f"{meant}There is no such model there or as a folder here; also known: {known}"
+        reason = (
+            f"{_meant(name)}There is no such model there or as a folder here; also known: {known}"
+        )
     except errors.RevisionNotFoundError:
         reason = "it has no such revision"
     except errors.LocalEntryNotFoundError as error:
         reason = (
-            f"{did_you_mean(name, EMBEDDED)}There is no folder of this name here, it was not "
+            f"{_meant(name)}There is no folder of this name here, it was not "
             f"downloaded before, and there is no connection ({_first_line(error)})"
         )
     except OSError as error:
         reason = _first_line(error)
     raise OSError(f"cannot load {at} from the Hugging Face hub: {reason}")
+
+
+def _meant(name: str) -> str:
+    """The embedded model that a name is nearly spelt like, as a question; else an empty text."""
+    near = difflib.get_close_matches(name, EMBEDDED, n=1, cutoff=0.85)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 def _first_line(error: Exception) -> str:

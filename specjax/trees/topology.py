@@ -245,6 +245,7 @@ def branching(*counts: int) -> Tree:
     """
     if not counts or min(counts) < 1:
         raise ValueError(f"branching{counts}: give at least one number, each at least 1")
+    counts = tuple(whole(count, "branching") for count in counts)
     nodes = itertools.accumulate(counts, operator.mul, initial=1)
     _bounded(sum(nodes), f"branching{counts}")
     parents, level = [-1], [0]
@@ -391,6 +392,6 @@ def as_topology(given, argument: str = "tree") -> Topology:
                 return from_paths(rows)
             return Tree(tuple(rows))
         except (ValueError, TypeError) as error:
-            told = str(error).removeprefix(f"topology={tuple(rows)}: ")
+            told = str(error).removeprefix(f"topology={tuple(rows)}: ").removeprefix("topology: ")
             raise type(error)(f"{argument}={given!r}: {told}. {_ACCEPTED}") from None
     raise TypeError(f"{argument}={given!r}. {_ACCEPTED}")
