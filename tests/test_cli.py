@@ -107,21 +107,26 @@ def test_ctrl_c_prints_what_was_generated(run, monkeypatch):
 def test_ctrl_c_ends_the_process_and_is_heard_in_a_callback_of_the_collector(monkeypatch, capsys):
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    for code in (0, 2, 130):
-        monkeypatch.setattr(cli, "main", lambda code=code: code)
-        assert cli.command() == code
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "signal", lambda *_: None)
+        for code in (0, 2, 130):
+            patched.setattr(cli, "main", lambda code=code: code)
+            assert cli.command() == code
     assert ended == [130]  # XLA's threads may still compile, and would crash a slower end
 
     class Collected:
         def __del__(self):
             raise KeyboardInterrupt  # which Python prints and drops
 
-    usual = sys.unraisablehook
-    with pytest.raises(KeyboardInterrupt), cli._heard_interrupts():
-        begin = time.monotonic()
-        Collected()
-        time.sleep(10)
+    usual, begin = sys.unraisablehook, time.monotonic()
+    # a shell starts what it runs in the background with Ctrl-C ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), cli._heard_interrupts():
+            Collected()
+            time.sleep(10)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert sys.unraisablehook is usual and time.monotonic() - begin < 5
 
 
