@@ -115,6 +115,7 @@ QUICK = {
     "train/test_data.py",
     "train/test_depth_width.py",
     "train/test_early_exit.py",
+    "train/test_feature_init.py",
     "train/test_feature_recipes.py",
     "train/test_head_losses.py",
     "train/test_head_recipes.py",

@@ -14,8 +14,9 @@ position is unrolled to every depth; the authors sample fewer positions for deep
 in training that is the token of the text (``specjax/drafters/dependency.py``).
 
 ``init`` takes a trained head, or one with fewer layers, to which layers are added that at first
-change nothing, or one without a dependency, to which one is added. With ``parallel`` it also takes
-an EAGLE-3 head, which drafts the first token as before, and learns to draft the others at once.
+change nothing, or one without a dependency, to which one is added, or one with a smaller vocabulary,
+to which the most frequent further tokens are added. With ``parallel`` it also takes an EAGLE-3 head,
+which drafts the first token as before, and learns to draft the others at once.
 
 References: EAGLE-3, 2503.01840; P-EAGLE, 2602.01469.
 """
@@ -37,7 +38,7 @@ from . import frozen
 from .config import ConfigError
 from .rows import Heads, fresh
 from .unroll import unroll
-from .vocabulary_map import vocab_map
+from .vocabulary_map import vocab_map, widened
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
 SIZES += ("max_positions", "norm_eps", "activation", "rope_theta", "rope_scaling")
@@ -142,26 +143,34 @@ def projected(table: jax.Array, size: int) -> jax.Array:
 def draft_vocab(config: Eagle3TrainingConfig, setting: frozen.Setting, size: int) -> np.ndarray:
     """Returns the tokens of the head's vocabulary, int32 ``[size]``.
 
-    Heads of ``init`` keep their vocabulary; new heads have the most frequent tokens.
+    Heads of ``init`` keep their vocabulary, to which the most frequent further tokens are added if
+    it is smaller; new heads have the most frequent tokens.
     """
-    counted = vocab_map(setting.frequencies[: setting.lm.target.config.vocab_size], size)
+    counts = setting.frequencies[: setting.lm.target.config.vocab_size]
+    counted = vocab_map(counts, size)
     if not config.init:
         return counted
-    own = specjax.load_drafter(config.init, setting.lm).params.get("vocab", counted)
-    return np.asarray(own) if len(own) == size else counted  # which ``starting_params`` refuses
+    own = np.asarray(specjax.load_drafter(config.init, setting.lm).params.get("vocab", counted))
+    if len(own) < size:
+        first = counts.copy()
+        first[own] = np.inf
+        return vocab_map(first, size)
+    return own if len(own) == size else counted  # which ``starting_params`` refuses
 
 
-def grown(drafter: eagle3.Eagle3, params, found):
-    """Makes heads like ``drafter`` from ``found``, an EAGLE-3 head or one with fewer layers.
+def grown(drafter: eagle3.Eagle3, params, vocab: np.ndarray, lm, found):
+    """Makes heads like ``drafter`` from ``found``, an EAGLE-3 head or a smaller one.
 
     Added layers write zeros to the residual stream, and an added dependency to the states. They and
-    the features of a mask are those of ``params``, new weights for ``drafter``. Heads of another
-    kind or shape are returned as they are, but for the number of layers, the mask and the
-    dependency.
+    the features of a mask are those of ``params``, new weights for ``drafter``; added tokens get
+    rows by ``widened``. Heads of another kind or shape are returned as they are, but for the number
+    of layers, the mask, the dependency and the vocabulary.
 
     Args:
       drafter: the drafter to be trained.
       params: the initial parameters of new heads.
+      vocab: int32 ``[Vd]``, the vocabulary of ``drafter``, see ``draft_vocab``.
+      lm: the target.
       found: what ``specjax.load_drafter`` returned.
     """
     theirs, ours = found.drafter, drafter.config
@@ -183,10 +192,17 @@ def grown(drafter: eagle3.Eagle3, params, found):
             part[name] = jax.tree.map(jnp.zeros_like, part[name])
         blocks[i] = {**block, "attention": attention, "mlp": mlp}
     weights["blocks"] = blocks
+    tokens = theirs.config.draft_vocab_size
+    if "vocab" in weights and tokens < ours.draft_vocab_size and not theirs.config.head_bias:
+        own, rows = np.asarray(weights.pop("vocab")), np.float32(weights["lm_head"]["weight"])
+        table = np.float32(drafter.target.head_table(lm.params))
+        weights["lm_head"] = {"weight": jnp.asarray(widened(rows, own, vocab, table))}
+        tokens = ours.draft_vocab_size
     mask = theirs.config.mask_token if type(theirs) is type(drafter) else ours.mask_token
     layer = dataclasses.replace(theirs.config.layer, num_layers=count)
     size = theirs.config.dependency_size or ours.dependency_size
     shape = dataclasses.replace(theirs.config, layer=layer, mask_token=mask, dependency_size=size)
+    shape = dataclasses.replace(shape, draft_vocab_size=tokens)
     kind = type(drafter)(config=shape, target=theirs.target, layers=theirs.layers)
     return dataclasses.replace(found, drafter=kind, params=weights)
 
@@ -260,7 +276,7 @@ def make_eagle3(config: Eagle3TrainingConfig, setting: frozen.Setting) -> Heads:
         vocab=vocab,
         publish=lambda params: params | fixed,
         unpublish=lambda params: {name: x for name, x in params.items() if name not in fixed},
-        grown=functools.partial(grown, drafter, params),
+        grown=functools.partial(grown, drafter, params, vocab, lm),
     )
 
 

@@ -40,3 +40,20 @@ def vocab_map(frequencies: np.ndarray, size: int) -> np.ndarray:
         )
     most = np.argsort(-frequencies, kind="stable")[:size]
     return np.sort(most).astype(np.int32)
+
+
+def widened(lm_head: np.ndarray, own: np.ndarray, vocab: np.ndarray, table: np.ndarray):
+    """Gives an LM head rows for a larger vocabulary, float32 ``[Vd, H]``.
+
+    Its own tokens keep their rows. Each other token gets the image of the target's row under the
+    linear map that, by least squares, comes closest to taking the target's rows to the head's own.
+
+    Args:
+      lm_head: float32 ``[n, H]``, the rows of the head.
+      own: int ``[n]``, the target's ids of these rows.
+      vocab: int ``[Vd]``, the ids of the larger vocabulary, ``own`` among them.
+      table: float32 ``[V, F]``, the LM head of the target.
+    """
+    rows = table @ np.linalg.lstsq(table[own], lm_head, rcond=None)[0]
+    rows[own] = lm_head
+    return np.float32(rows[vocab])

@@ -6,20 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from feature_runs import BLOCKS, RECIPES, SMALL, make, recipe_of, setting_of
 from specjax.train import (
     block,
     block_heads,
     calibrate,
     config,
     dspark,
-    eagle,
     eagle3,
     evaluate,
     frozen,
     head_export,
-    mtp,
     report,
-    specdiff,
     unroll,
 )
 from specjax.train.rows import make_reader
@@ -31,43 +29,6 @@ import specjax
 from specjax import trees
 from specjax.trees import expand
 from specjax.types import Context, Draft, Segment
-
-SMALL = ["num_heads=2", "optimizer.warmup=2", "optimizer.decay_share=0.0", "run.save_every=20"]
-SMALL += ["decoding.num_prompts=4", "decoding.batch=4", "decoding.new_tokens=8"]
-SMALL += ["decoding.prompt_tokens=8", "run.eval_every=20", "run.steps=20"]
-SMALL += ["report.texts=0", "report.plan_prompts=0"]
-RECIPES = {
-    "eagle3": ["layers=[0, 1]", "draft_vocab_size=40"],
-    "narrow": ["layers=[0, 1]", "hidden_size=8", "head_dim=4", "intermediate_size=12"],
-    "p-eagle": ["layers=[0, 1]", "draft_vocab_size=40", "parallel=true", "num_layers=2"],
-    "dependent": ["layers=[0, 1]", "draft_vocab_size=40", "parallel=true", "dependency_size=6"],
-    "eagle": ["top_k=4", "noise=0.1"],  # HASS's loss, and the noise
-    "mtp": ["share_layers=false"],
-    "block": ["layers=[1]", "num_layers=1", "num_anchors=6"],
-    "jetspec": ["layers=[1]", "num_layers=1", "num_anchors=6", "causal=true"],
-    "dspark": ["layers=[1]", "num_layers=1", "num_anchors=6", "markov=rnn", "markov_rank=3"],
-    "specdiff": ["layers=[1]", "num_layers=1", "num_anchors=6", "masking=suffix"],
-    "domino": ["layers=[1]", "num_layers=1", "num_anchors=6", "rank=3", "gru_size=5"],
-    "xpress": ["layers=[1]", "num_layers=1", "num_anchors=6", "rank=3", "inner_size=4"],
-}
-RECIPES["xpress"] += ["kind=xpress", "rounds=2"]
-LATTICE = ["num_candidates=30", "lattice_size=4", "lattice_heads=2", "factor_size=3"]
-RECIPES["dflash2"] = ["kind=dflash2", "layers=[1]", "num_layers=1", "num_anchors=6", "rank=3"]
-RECIPES["dflash2"] += ["num_candidates=9"]
-RECIPES["lilicorr"] = ["kind=lilicorr", "layers=[1]", "num_layers=1", "num_anchors=6", *LATTICE]
-MODULES = {"eagle3": eagle3, "narrow": eagle3, "p-eagle": eagle3, "eagle": eagle, "mtp": mtp}
-MODULES["dependent"] = eagle3
-BLOCKS = {"block": block, "dspark": dspark, "domino": block_heads, "xpress": block_heads}
-BLOCKS |= {"lilicorr": block_heads, "dflash2": block_heads, "specdiff": specdiff, "jetspec": block}
-MODULES |= BLOCKS
-
-
-def setting_of(place, kind, *fields):
-    root, _, teacher = place
-    words = [f"data.corpus={root / 'corpus'}", "data.length=24", "data.batch=4", teacher]
-    words += ["data.eval_rows=4", *SMALL, *fields]
-    made = config.load(kind, root / "empty.toml", words)
-    return made, frozen.make_setting(made, lambda count: getattr(made, "layers", ()))
 
 
 @pytest.mark.parametrize("name", [*RECIPES][1:])
@@ -104,72 +65,6 @@ def test_heads_that_their_authors_layout_cannot_hold_are_exported_in_another(pla
     head_export.export_heads(tmp_path, setting.lm, built.drafter, built.publish(built.params))
     found = specjax.load_drafter(tmp_path / head_export.MODEL, setting.lm)
     assert found.drafter.config == built.drafter.config
-
-
-def test_heads_that_are_gone_on_with_keep_their_vocabulary_and_hidden_states(place, tmp_path):
-    _, setting, built = make(place, "eagle3")
-    head_export.export_heads(tmp_path, setting.lm, built.drafter, built.publish(built.params))
-    own = [*RECIPES["eagle3"], f"init={tmp_path / head_export.MODEL}"]
-    made, other = setting_of(place, eagle3.Config, *own)
-    other = dataclasses.replace(other, frequencies=other.frequencies[::-1])  # another text
-    again = eagle3.make_eagle3(made, other)
-    assert np.array_equal(again.vocab, built.vocab)
-    begun = again.publish(frozen.starting_params(made, other.lm, again))
-    assert np.array_equal(begun["vocab"], built.vocab)
-
-    made, setting = setting_of(place, eagle3.Config, *own, "layers=[1, 0]")
-    with pytest.raises(config.ConfigError, match=r"hidden states \(0, 1\), this run gives it"):
-        frozen.starting_params(made, setting.lm, eagle3.make_eagle3(made, setting))
-
-
-def test_what_is_added_to_a_head_changes_nothing_of_the_first_token_at_first(place, tmp_path):
-    _, setting, built = make(place, "eagle3")
-    head_export.export_heads(tmp_path, setting.lm, built.drafter, built.publish(built.params))
-    init = f"init={tmp_path / head_export.MODEL}"
-    rows = make_reader(setting.lm.config, setting.end_of_text, built.layers)
-    rows = rows(setting.lm.params, next(setting.batches))
-    said = {}
-    plain = "dependent", "dependency_size=0"
-    for name, *own in (("eagle3",), ("p-eagle",), plain, ("dependent",)):
-        fields = *RECIPES[name], *own, init, "num_heads=3"
-        made, setting = setting_of(place, eagle3.Config, *fields)
-        grown = eagle3.make_eagle3(made, setting)
-        begun = frozen.starting_params(made, setting.lm, grown)
-        outputs = grown.outputs(begun, setting.lm.params, rows)
-        said[name, *own] = [logits_of(output) for output in outputs]
-        assert jax.tree.structure(begun) == jax.tree.structure(grown.params)
-    first, *others = (logits[0] for logits in said.values())
-    assert np.std(first) > 0.1
-    for other in others:
-        np.testing.assert_array_equal(first, other)
-    # nor of the further ones, where but a dependency is added
-    np.testing.assert_array_equal(said[plain], said["dependent",])
-    assert np.abs(said["dependent",][1] - said["eagle3",][1]).max() > 0.1
-
-    made, setting = setting_of(place, eagle3.Config, *RECIPES["p-eagle"], init, "head_dim=4")
-    with pytest.raises(config.ConfigError, match=r"another shape .*layer.head_dim: 8 -> 4"):
-        frozen.starting_params(made, setting.lm, eagle3.make_eagle3(made, setting))
-
-
-def test_a_narrow_head_begins_with_the_directions_in_which_the_targets_tables_are_largest(place):
-    _, setting, built = make(place, "narrow")
-    table = setting.lm.target.head_table(setting.lm.params)
-    for own in (built.params["lm_head"]["weight"], built.params["embedding"]):
-        assert own.shape == (len(table), 8)
-        values = jnp.linalg.svd(table, compute_uv=False)
-        np.testing.assert_allclose(jnp.linalg.svd(own, compute_uv=False), values[:8], rtol=1e-3)
-    with pytest.raises(config.ConfigError, match="hidden_size=10 with head_dim=4: heads must fill"):
-        eagle3.layer_config(setting.lm.target.config, hidden_size=10, head_dim=4)
-
-
-def make(place, name):
-    module = MODULES[name]
-    made, setting = setting_of(place, module.Config, *RECIPES[name])
-    return made, setting, getattr(module, f"make_{recipe_of(name)}")(made, setting)
-
-
-def recipe_of(name):
-    return MODULES[name].__name__.rpartition(".")[2]
 
 
 def test_weights_that_are_left_out_are_the_authors_of_the_kind_and_move_in_the_run(tmp_path):
