@@ -70,8 +70,19 @@ def test_a_tree_is_checked_and_a_file_read_where_it_is_given(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             specjax.Drafting(tree=tree)
-    with pytest.raises(ValueError, match=r"Suffix\(num_draft=0\): must be at least 1"):
-        drafters.Suffix(num_draft=0)
+    for num in (-1, 0, 2.5, True, "x"):
+        with pytest.raises(ValueError, match=f"num={num!r}: the number of drafts is an integer"):
+            specjax.Drafting(num=num)
+    with pytest.raises(ValueError, match="policy='x' is unknown"):
+        specjax.Drafting(num="auto:x")
+    for kind in (drafters.Suffix, drafters.NGram):
+        with pytest.raises(ValueError, match=rf"{kind.__name__}\(num_draft=0\): must be at least"):
+            kind(num_draft=0)
+    with pytest.raises(ValueError, match=r"NGram\(topology=3x2\): matches stand side by side"):
+        drafters.NGram(topology=trees.parse("3x2"))
+    uneven = trees.Tree((-1, 0, 0, 1))
+    words = ["3x2", "3x1x1", "2x1x2"]
+    assert [str(trees.parse(x)) for x in words] == words and str(uneven) == repr(uneven)
     file = tmp_path / "tree.json"
     file.write_text("[-1, 0, 0, 1]", encoding="utf-8")
     drafting = specjax.Drafting(tree=str(file))

@@ -42,11 +42,11 @@ class NotWritten(OSError):
 WAYS_OUT = "give another run.folder, or remove that one to start afresh"
 
 
-def recorded(folder: Path) -> dict:
+def recorded(folder: Path, way_out: str = WAYS_OUT) -> dict:
     """The configuration of the run in a folder; empty where there is none.
 
     Raises:
-      ConfigError: the file is damaged.
+      ConfigError: the file is damaged; the message ends with ``way_out``.
     """
     path = folder / CONFIG
     if not path.is_file():
@@ -55,10 +55,10 @@ def recorded(folder: Path) -> dict:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(
-            f"run.folder={folder}: {CONFIG} is no JSON ({error}): {WAYS_OUT}"
+            f"run.folder={folder}: {CONFIG} is no JSON ({error}): {way_out}"
         ) from None
     if not isinstance(found, dict):
-        raise ConfigError(f"run.folder={folder}: {CONFIG} holds no configuration: {WAYS_OUT}")
+        raise ConfigError(f"run.folder={folder}: {CONFIG} holds no configuration: {way_out}")
     return found
 
 

@@ -14,9 +14,9 @@ position is unrolled to every depth; the authors sample fewer positions for deep
 in training that is the token of the text (``specjax/drafters/dependency.py``).
 
 ``init`` takes a trained head, or one with fewer layers, to which layers are added that at first
-change nothing, or one without a dependency, to which one is added, or one with a smaller vocabulary,
-to which the most frequent further tokens are added. With ``parallel`` it also takes an EAGLE-3 head,
-which drafts the first token as before, and learns to draft the others at once.
+change nothing, or one without a dependency, to which one is added, or one with a smaller
+vocabulary, to which the most frequent further tokens are added. With ``parallel`` it also takes an
+EAGLE-3 head, which drafts the first token as before, and learns to draft the others at once.
 
 References: EAGLE-3, 2503.01840; P-EAGLE, 2602.01469.
 """

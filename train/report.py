@@ -19,6 +19,7 @@ from specjax.checkpoints import HeadLM
 from specjax.models.lm import LM
 
 from . import card, charts, measured
+from .checkpoint import recorded
 from .config import ConfigError
 from .decoding import Prompts
 from .metrics import LOG, read
@@ -77,10 +78,16 @@ def finish(
 
 
 def draw(folder: Path) -> Path:
-    """Writes ``report.html`` and, of its curves alone, ``loss.png``."""
-    rows, file = read(folder / LOG), folder / "config.json"
-    settings = json.loads(file.read_text()) if file.is_file() else {}
+    """Writes ``report.html`` and, of its curves alone, ``loss.png``.
+
+    Raises:
+      ConfigError: the log has no measure to draw, or the configuration of the run is damaged.
+    """
+    rows = read(folder / LOG)
+    settings = recorded(folder, "mend that file, or remove it and have a report without settings")
     panels = charts.panels(rows, loss_unit(settings).partition(",")[0])
+    if not panels:
+        raise ConfigError(f"{folder / LOG} has no measure to draw: go on with that run first")
     charts.picture(panels, folder.name, folder / PICTURE)
     page = folder / PAGE
     temporary = page.with_suffix(".tmp")

@@ -93,14 +93,21 @@ def check_dtype(dtype: Any) -> np.dtype | None:
 
 def load_config(folder: str | os.PathLike) -> DecoderConfig | EncoderDecoderConfig:
     """Reads ``config.json``; end-of-text ids of ``generation_config.json`` take precedence, and
-    with an encoder–decoder all else that it says of prompts and tokens."""
+    with an encoder–decoder all else that it says of prompts and tokens.
+
+    Raises:
+      ValueError: a value is missing, or not supported, naming the folder.
+    """
     raw, generation = read_json(folder, "config.json"), {}
     if (Path(folder) / "generation_config.json").is_file():
         generation = read_json(folder, "generation_config.json")
-    if raw.get("model_type") in families.FAMILIES:
-        return families.config_from_hf(raw, generation)
     eos = generation.get("eos_token_id")
-    return translate.config_from_hf(raw if eos is None else raw | {"eos_token_id": eos})
+    try:
+        if raw.get("model_type") in families.FAMILIES:
+            return families.config_from_hf(raw, generation)
+        return translate.config_from_hf(raw if eos is None else raw | {"eos_token_id": eos})
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
 
 
 def quantized_layout(folder: str | os.PathLike):

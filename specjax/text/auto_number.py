@@ -1,18 +1,36 @@
-"""The value ``"auto"`` of ``Drafting.num``: a policy chooses the number of drafts."""
+"""The values of ``Drafting.num``: a number, or ``"auto"``, where a policy chooses the number."""
 
 from __future__ import annotations
 
 from typing import TypeGuard
 
+import numpy as np
+
 from .. import drafters
 from ..drafters.draft_length import named_policy
 
 AUTO, AUTO_DRAFTS = "auto", 7  # the number that a policy chooses, and the greatest such number
+MOST_DRAFTS = 64  # levels of a draft; each is a part of the program: thousands compile for hours
 
 
 def is_auto(num) -> TypeGuard[str]:
     """Returns whether a number of drafts is ``"auto"``, with or without a policy."""
     return isinstance(num, str) and num.partition(":")[0] == AUTO
+
+
+def number_of(num) -> int:
+    """Returns the number of drafts that ``num`` is.
+
+    Raises:
+      ValueError: ``num`` is no whole number from 1 to ``MOST_DRAFTS``.
+    """
+    whole = isinstance(num, int | np.integer) and num is not True
+    if not whole or not 1 <= int(num) <= MOST_DRAFTS:
+        raise ValueError(
+            f"num={num!r}: the number of drafts is an integer from 1 to {MOST_DRAFTS}, "
+            "or 'auto' with or without a policy; for plain decoding give drafter='none'"
+        )
+    return int(num)
 
 
 def check_one_shape(num, tree) -> None:

@@ -24,7 +24,14 @@ from ..models.model_folder import EMBEDDED, config_folder
 from ..models.seq2seq import families
 from ..types import Drafter, PyTree
 from . import cascades, other_vocabulary, own_layers, sibling_sampling, small_caches, tables
-from .auto_number import AUTO_DRAFTS, auto_policy, check_one_shape, is_auto
+from .auto_number import (
+    AUTO_DRAFTS,
+    MOST_DRAFTS,
+    auto_policy,
+    check_one_shape,
+    is_auto,
+    number_of,
+)
 from .options import NUM_DRAFT
 from .own_drafters import (
     auto_drafter,
@@ -41,7 +48,6 @@ AUTO = "auto"  # the drafter that a model has itself, see ``own_drafters.auto_dr
 NO_DRAFTS = ("none", "plain")  # names of plain decoding
 # before a drafter's name: tokens are copied if possible (drafters/hybrid.py, fallback.py)
 LOOKUPS = ("ngram+", "suffix+", "sam+")
-MOST_DRAFTS = 64  # levels of a draft; each is a part of the program: thousands compile for hours
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -105,15 +111,7 @@ def resolve_drafter(
     shape = None if tree is None else _checked(tree, num_draft)
 
     def drafts():
-        if num_draft is None:
-            return NUM_DRAFT
-        whole = isinstance(num_draft, int | np.integer) and num_draft is not True
-        if not whole or not 1 <= int(num_draft) <= MOST_DRAFTS:
-            raise ValueError(
-                f"num={num_draft!r}: the number of drafts is an integer from 1 to {MOST_DRAFTS}, "
-                "or 'auto' with or without a policy; for plain decoding give drafter='none'"
-            )
-        return int(num_draft)
+        return NUM_DRAFT if num_draft is None else number_of(num_draft)
 
     if drafter is None or isinstance(drafter, str):  # NO_DRAFTS or a table
         return tables.named_table(lm, drafter, None if num_draft is None else drafts(), shape), None

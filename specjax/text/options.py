@@ -20,7 +20,7 @@ from ..sampling.distribution import Sampling
 from ..trees import expand
 from ..trees.topology import names_file
 from ..types import Drafter, PyTree, Rule
-from .auto_number import check_one_shape
+from .auto_number import auto_policy, check_one_shape, is_auto, number_of
 from .session import Session
 
 NUM_DRAFT = 3  # the default; on CPU a pass takes the same time over 2 to 4 tokens
@@ -60,8 +60,9 @@ class Drafting:
         layers draw siblings; a drafter object has its own setting.
 
     Raises:
-      ValueError: the rule or the way of sampling siblings is unknown, ``tree`` describes no tree,
-        or there are both a number and a tree.
+      ValueError: the rule or the way of sampling siblings is unknown, ``num`` is no number of
+        drafts or names no policy, ``tree`` describes no tree, or there are both a number and a
+        tree.
       TypeError: the rule is neither a name nor a ``specjax.Rule``; ``tree`` is of another type; or
         there is no such setting, and the error names the nearest one.
 
@@ -77,6 +78,8 @@ class Drafting:
 
     def __post_init__(self):
         acceptance.named(self.rule)
+        if self.num is not None:
+            auto_policy(self.num) if is_auto(self.num) else number_of(self.num)
         if self.tree is not None:
             check_one_shape(self.num, self.tree)
             shape = trees.as_topology(self.tree)

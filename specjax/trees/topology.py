@@ -97,6 +97,18 @@ class Tree:
     def __repr__(self) -> str:
         return f"chain({self.depth})" if self.is_chain else f"Tree({self.parents})"
 
+    def __str__(self) -> str:
+        """In words such as ``3x2``, where all nodes of each depth have as many children."""
+        if self.is_chain:
+            return repr(self)
+        children = collections.Counter(self.parents)
+        found = [
+            {children[n] for n, d in enumerate(self.depths) if d == k} for k in range(self.depth)
+        ]
+        if any(len(counts) > 1 for counts in found):
+            return repr(self)
+        return "x".join(str(count) for counts in found for count in counts)
+
 
 @dataclasses.dataclass(frozen=True)
 class Expand:

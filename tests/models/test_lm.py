@@ -121,7 +121,10 @@ def test_a_tokenizer_may_come_from_elsewhere_or_not_at_all(folder):
         lm.chat([{"role": "user", "content": "Hi"}])
 
 
-def test_a_wrong_dtype_is_refused_before_anything_is_looked_up():
+def test_a_wrong_dtype_is_refused_before_anything_is_looked_up_and_a_config_by_its_folder(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": "x"}')
+    with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path))}: .*hidden_size='x'.*whole"):
+        load(tmp_path)
     with pytest.raises(ValueError, match="dtype='float8'.*accepted: float32"):
         load("no/where", dtype="float8")
 

@@ -65,6 +65,14 @@ def test_the_report_of_an_interrupted_run_is_drawn_and_says_what_is_missing(fold
     assert "&lt;mine&gt;" in page and "<mine>" not in page
     assert main(["report", f"folder={folder / 'nowhere'}"]) == 2
     assert "holds no run" in capsys.readouterr().err
+    (folder / "config.json").write_text("{")
+    assert main(["report", f"folder={folder}"]) == 2
+    assert "config.json is no JSON" in capsys.readouterr().err
+    (folder / "config.json").unlink()
+    assert main(["report", f"folder={folder}"]) == 0
+    (folder / metrics.LOG).write_text('{"step": 1}\n')
+    assert main(["report", f"folder={folder}"]) == 2
+    assert "has no measure to draw" in capsys.readouterr().err
 
 
 def test_the_report_shows_domains_the_plan_and_marked_texts(folder):
