@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -36,8 +37,9 @@ class OutputFile:
       there: the lines that the file held when it was opened, by the index of their prompt.
 
     Raises:
-      ValueError: the file holds other content, lines that were made with another model or other
-        options, or lines of indices that are not in ``made_with``; or another process has it open.
+      ValueError: it is a device or a pipe; it holds other content, lines that were made with another
+        model or other options, or lines of indices that are not in ``made_with``; or another
+        process has it open.
       OSError: the file cannot be written.
     """
 
@@ -49,6 +51,11 @@ class OutputFile:
         except OSError as error:
             raise type(error)(f"output {self.name}: {error.strerror}") from None
         try:
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                raise ValueError(
+                    f"output {self.name} is no ordinary file, from whose lines a run could go on: "
+                    "name a file"
+                )
             self._lock()
             self.there = self._read()
         except BaseException:
