@@ -37,9 +37,9 @@ class OutputFile:
       there: the lines that the file held when it was opened, by the index of their prompt.
 
     Raises:
-      ValueError: it is a device or a pipe; it holds other content, lines that were made with another
-        model or other options, or lines of indices that are not in ``made_with``; or another
-        process has it open.
+      ValueError: it is a device or a pipe; it holds other content, lines that were made with
+        another model or other options, or lines of indices that are not in ``made_with``; or
+        another process has it open.
       OSError: the file cannot be written.
     """
 
