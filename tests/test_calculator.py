@@ -71,6 +71,22 @@ def test_what_is_given_all_parts_of_measured_rounds_says_how_fast_they_are():
     )
 
 
+def test_a_round_that_was_not_timed_has_the_overhead_of_the_line_through_the_others():
+    def chain(num, overhead):
+        known = dict(acceptance=[0.5] * num, draft_cost=0.1, passes={"1": 1.0, str(num + 1): 1.2})
+        known |= dict(overhead=0.25, draft_overhead=overhead)
+        run = {"acceptance_by_position": [0.5**k for k in range(1, num + 1)]}
+        return {"run": run, "inputs": {"rate": 0.5, **known}}
+
+    found = measured.beside_others([chain(1, 0.2), chain(2, 9.0), chain(4, 0.5)])
+    tokens, plain = 1 + 0.5 + 0.25, 1.25
+    assert found[1]["others"] == pytest.approx(tokens * plain / (1.2 + 2 * 0.1 + 0.25 + 0.3))
+    assert found[1]["inputs"]["draft_overhead"] == 9.0
+    # a line that falls below zero stands for nothing
+    last = measured.beside_others([chain(1, 5.0), chain(2, 1.0), chain(4, 0.3)])[2]
+    assert last["others"] == pytest.approx(1.9375 * plain / (1.2 + 4 * 0.1 + 0.25))
+
+
 def test_a_tree_is_paid_by_level_and_by_node():
     rates = [[0.6, 0.2], [0.5, 0.1]]
     found = calculate(rates, tree="2x1", draft_cost=0.1, knee=2, batch=3).asked
