@@ -107,6 +107,7 @@ def page(header: dict, lines: list[dict]) -> str:
     together = (
         ", or of as many together as a title says" if batched else " of one request at a time"
     )
+    over = "the prompts, or over the batches" if batched else "the prompts"
     own = header.get("target") not in (None, GROWN)
     whose = "a target of their own" if own else "the embedded target"
     text = (
@@ -120,7 +121,7 @@ def page(header: dict, lines: list[dict]) -> str:
         f"{facts}.\n\nHeads of {whose} on held-out prompts, in turn with plain "
         f"decoding{together}. τ: tokens that a round emits. *Rounds* and *whole*: "
         "how many times as fast as plain decoding, without and with the reading of the prompt; "
-        "intervals of 95 % are over the prompts. *Round*: its time in plain steps. *Accepted*: the "
+        f"intervals of 95 % are over {over}. *Round*: its time in plain steps. *Accepted*: the "
         "share of rounds in which a draft position was accepted.\n"
     )
     columns = {

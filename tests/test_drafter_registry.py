@@ -313,7 +313,7 @@ def test_an_object_takes_a_tree_if_its_class_does():
 
 
 def test_auto_finds_every_head_and_a_small_draft_model_in_the_models_folder(toy, tmp_path):
-    """The order is that of the benchmarks; what is registered later is found, too."""
+    """The order is that of the registry; what is registered later is found, too."""
     lm = dataclasses.replace(specjax.LM.of(*bag(11, 3)), name=str(tmp_path), loaded=True)
     names = (*registry.head_names(), "draft")
     for name in names:
@@ -327,6 +327,9 @@ def test_auto_finds_every_head_and_a_small_draft_model_in_the_models_folder(toy,
     measured += ["domino", "xpress", "block", "medusa"]
     assert [name for name in found if name in measured] == measured
     assert found[0] == "eagle3" and found[-1] == "draft"
+    (tmp_path / "p-eagle" / "config.json").write_text('{"dependency_size": 256}')
+    reads = [name for name in own_drafters.own_names(lm) if name in measured]
+    assert reads[:4] == ["eagle3", "mtp", "p-eagle", "dspark"] and reads[4:] == measured[4:]
     (tmp_path / "draft" / "model.safetensors").write_bytes(bytes(101))
     assert "draft" not in own_drafters.own_names(lm)
     assert own_drafters.auto_drafter(lm) == "ngram"  # all of them are broken

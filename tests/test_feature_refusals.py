@@ -241,6 +241,27 @@ def test_a_size_that_differs_is_named_before_the_fingerprint(target, tmp_path):
         specjax.load_drafter(tmp_path, target)
 
 
+def test_a_file_that_names_another_target_on_the_hub_is_read_with_a_warning(target, tmp_path):
+    def named(theirs, ours):
+        config = {"speculators_config": {"verifier": {"name_or_path": theirs}}}
+        edited(tmp_path, "eagle3", config)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            specjax.load_drafter(tmp_path, dataclasses.replace(target, name=ours))
+        return [str(one.message) for one in found if "verifier" in str(one.message)]
+
+    (message,) = named("Owner/Model-8B", "owner/other-8b")
+    assert "drafts for Owner/Model-8B" in message and "the target is owner/other-8b" in message
+    for theirs, ours in (
+        ("Owner/Model-8B", "copies/model-8b"),
+        ("/home/me/other", "owner/model"),
+        (None, "owner/model"),
+        ("owner/model", str(GOLDEN / "target")),
+        ("owner/model", "embedded"),
+    ):
+        assert named(theirs, ours) == []
+
+
 def test_a_topology_is_named_and_said_to_be_too_deep_once(target, tmp_path):
     heads = specjax.load_drafter(GOLDEN / "eagle3", target, topology=[[0], [1], [0, 0]])
     assert heads.drafter.tree == trees.Tree((-1, 0, 0, 1))

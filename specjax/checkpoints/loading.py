@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from pathlib import Path
 
 import jax.numpy as jnp
 
 from .. import kernels
+from .._internal import callers
 from ..drafters import registry
 from ..drafters.heads import HeadDrafter
 from ..models.files import read_json
@@ -81,7 +83,8 @@ def load_drafter(
 
     Warns:
       UserWarning: the tree is deeper than the file says that the heads were trained; the token that
-        stands for drafted ones is one that the target's tokenizer decodes to text.
+        stands for drafted ones is one that the target's tokenizer decodes to text; the file names
+        another target on the hub.
 
     Raises:
       FileNotFoundError: there is no such folder, or it lacks its config or weights.
@@ -119,7 +122,9 @@ def load_drafter(
         drafter, params, found = _read(folder, target, shape)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    masks.warn_of_text(name, read_json(folder, "config.json"), drafter, target)
+    config = read_json(folder, "config.json")
+    masks.warn_of_text(name, config, drafter, target)
+    _warn_of_verifier(name, config, target)
     return HeadLM(
         drafter=drafter, params=params, name=name, fingerprint=found, target=target.checkpoint
     )
@@ -168,6 +173,26 @@ def holds_heads(name: str | os.PathLike, config: dict) -> bool:
         return False
     names = {*Tensors(folder_of(os.fspath(name), None, _HUB_FILES))}
     return eagle.matches(config, names) or kangaroo.matches(config, names)
+
+
+def _warn_of_verifier(name: str, config: dict, target: LM) -> None:
+    """Warns where a config of the package speculators names another target on the hub. Nothing is
+    refused: the target may be a copy under another name, or a fine-tuned one."""
+    said = config.get("speculators_config")
+    verifier = said.get("verifier") if isinstance(said, dict) else None
+    meant = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    if not isinstance(meant, str) or not target.loaded or Path(target.name).exists():
+        return
+    theirs, ours = (
+        one.count("/") == 1 and one.casefold().split("/") for one in (meant, target.name)
+    )
+    if theirs and ours and theirs[1] != ours[1]:
+        warnings.warn(
+            f"{name}: its config.json says that it drafts for {meant} "
+            f"(speculators_config.verifier), and the target is {target.name}: of another model's "
+            "heads few drafts are accepted",
+            stacklevel=callers.outside(),
+        )
 
 
 def _read(folder: Path, target: LM, shape: Topology | None) -> tuple[Drafter, PyTree, str]:

@@ -140,8 +140,9 @@ def saved_layers(lm: LM) -> SelfDraft | None:
 def own_names(lm: LM) -> tuple[str, ...]:
     """Returns the names of a model's own drafters that ``auto`` may take.
 
-    Drafters with a higher ``priority`` in the registry come first. A draft model must be
-    ``TIMES_SMALLER`` than the target.
+    Drafters with a higher ``priority`` in the registry come first, and a P-EAGLE head whose places
+    read the draft before DSpark, than which it was faster where both were measured. A draft model
+    must be ``TIMES_SMALLER`` than the target.
 
     Args:
       lm: the target.
@@ -153,7 +154,13 @@ def own_names(lm: LM) -> tuple[str, ...]:
             return folder is not None and _is_small(folder, Path(lm.name))
         return folder is not None or (entry.name == "mtp" and _holds_modules(lm))
 
-    return tuple(entry.name for entry in registry.in_folders() if held(entry))
+    names = [entry.name for entry in registry.in_folders() if held(entry)]
+    folder = _folder_within(lm, "p-eagle")
+    if folder is not None and "dspark" in names:
+        if read_json(folder, "config.json").get("dependency_size"):
+            names.remove("p-eagle")
+            names.insert(names.index("dspark"), "p-eagle")
+    return tuple(names)
 
 
 @_once_a_model
