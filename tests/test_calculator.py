@@ -87,6 +87,10 @@ def test_a_round_that_was_not_timed_has_the_overhead_of_the_line_through_the_oth
     assert last["others"] == pytest.approx(1.9375 * plain / (1.2 + 4 * 0.1 + 0.25))
 
 
+def test_arrays_are_taken_as_lists_are():
+    assert calculate(np.array([0.8, 0.7])) == calculate([0.8, 0.7])
+
+
 def test_a_tree_is_paid_by_level_and_by_node():
     rates = [[0.6, 0.2], [0.5, 0.1]]
     found = calculate(rates, tree="2x1", draft_cost=0.1, knee=2, batch=3).asked

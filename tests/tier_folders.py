@@ -73,7 +73,10 @@ FOLDERS = {
         (EVERYTHING, MERGE),
     ],
     "train/test_data.py": MERGE,
-    "train/test_feature_init.py": [("larger_vocabulary", MERGE), (EVERYTHING, FULL)],
+    "train/test_feature_init.py": [
+        ("larger_vocabulary|mixed|held_out.*mtp_heads", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "train/test_feature_recipes.py": FULL,
     "train/test_conversations.py": MERGE,
     "train/test_optimizer.py": MERGE,

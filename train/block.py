@@ -37,13 +37,18 @@ class AnchorConfig(frozen.FrozenConfig):
     decay_length: float = 7.0  # place k of a block is weighted by exp(-(k - 1) / decay_length)
     weighting: str = "decay"  # of places: by decay_length; by accepted streaks: d-pace, streak, ...
     streak_temperature: float = 1.0  # at which drafts will be drawn; divides logits in streaks
-    pace_floor: float = 0.5  # alpha of d-pace: 0 weighs as streak does, 1 by K, K - 1, ... 1
+    pace_floor: float = 0.5  # alpha of d-pace: 0 weighs as streak does, 1 weighs place k by K+1-k
     TEXT: ClassVar[tuple[str, float]] = "teacher_share", 0.0  # where the loss is the text's alone
 
     def __post_init__(self):
         super().__post_init__()
         streaks.check(self.weighting, self.pace_floor, self.streak_temperature)
         streaks.check_text(self.weighting, self.TEXT[0], vars(self)[self.TEXT[0]], self.TEXT[1])
+        usual = type(self).__dataclass_fields__["decay"].default
+        if self.decay != usual:
+            raise ConfigError(
+                f"decay={self.decay}: places of blocks are weighted by decay_length; leave it out"
+            )
         if self.num_anchors < 1:
             raise ConfigError(f"num_anchors={self.num_anchors}; accepted: at least 1")
         if not 0 < self.decay_length < math.inf:
@@ -211,10 +216,10 @@ def laid(outputs, rows, anchors) -> list[chunks.Head]:
     document, found = at(rows.segments, anchors), []
     for k, (table, bias, state) in enumerate(outputs):
         states = state.reshape(len(state), *anchors.shape).transpose(1, 2, 0)
-        behind = {"next": at(rows.tokens, anchors + 1 + k), "hidden": at(rows.hidden, anchors + k)}
+        piece = {"next": at(rows.tokens, anchors + 1 + k), "hidden": at(rows.hidden, anchors + k)}
         fits = at(rows.segments, anchors + k) == document
         weight = fits * at(rows.weight, anchors + k)
-        found.append(chunks.Head((table, bias), states, behind, weight))
+        found.append(chunks.Head((table, bias), states, piece, weight))
     return found
 
 
@@ -237,7 +242,15 @@ def drawn_anchors(keys, rows, config: AnchorConfig) -> jax.Array:
     return draw(keys.rows)
 
 
-def make_loss(made: Heads, target, read, config: AnchorConfig, terms=make_terms, moving=None):
+def make_loss(
+    made: Heads,
+    target,
+    read,
+    config: AnchorConfig,
+    terms=make_terms,
+    moving=None,
+    text_logits=lambda config, target: None,
+):
     """Returns the loss of blocks after random anchors for ``loop.TrainingTask``.
 
     Args:
@@ -245,6 +258,8 @@ def make_loss(made: Heads, target, read, config: AnchorConfig, terms=make_terms,
       terms: as ``make_terms``; other terms than ``loss`` are logged.
       moving: ``moving(config, number) -> {name: [N]}``, numbers that depend on the step, which the
         terms find at each place among its pieces, ``[B, C, N]``; None: there are none.
+      text_logits: ``text_logits(config, target)``, which ``streaks.of_text`` takes as
+        ``logits_of``.
     """
     terms_of = terms(target, config)
 
@@ -264,7 +279,8 @@ def make_loss(made: Heads, target, read, config: AnchorConfig, terms=make_terms,
             masks = [head._replace(pieces=head.pieces | found) for head in masks]
         law = target.head_table(given["target"]) if config.reads_law else None
         if config.weighting != "decay":
-            return streaks.loss_of(masks, terms_of, law, config, target.config.logit_softcap)
+            cap, said = target.config.logit_softcap, text_logits(config, target)
+            return streaks.loss_of(masks, terms_of, law, config, cap, said)
         total, counted, terms = 0.0, 0.0, logged
         for k, (nats, others) in enumerate(chunks.totals(terms_of, masks, law)):
             weight, count = math.exp(-k / config.decay_length), jnp.sum(masks[k].weight)
@@ -283,8 +299,8 @@ def make_measure(made: Heads, target, read, config: AnchorConfig):
     def terms_of(tables, states, law, pieces):
         """Returns for each mask its loss, and whether its best token is the target's."""
         found = []
-        for (table, bias), state, behind in zip(tables, states, pieces, strict=True):
-            q, said = chunks.logits_of(table, state, cap, bias), laws.said(law, behind)
+        for (table, bias), state, piece in zip(tables, states, pieces, strict=True):
+            q, said = chunks.logits_of(table, state, cap, bias), laws.said(law, piece)
             hit = jnp.argmax(q, axis=-1) == said.best
             found.append((head_losses.nats(q, said, config.teacher_share), hit))
         return found
@@ -298,12 +314,13 @@ def make_measure(made: Heads, target, read, config: AnchorConfig):
         tables, states, pieces, fits = zip(*masks, strict=True)
         law = target.head_table(given["target"])
         alive = counted = tau = jnp.ones(anchors.shape)
+        scales = [math.exp(-k / config.decay_length) for k in range(len(masks))]
         found, terms = {}, {}
         values = chunks.each(terms_of, tables, states, law, pieces, chunk=chunks.SEVERAL)
         for k, (nats, hit) in enumerate(values):
             found[f"accuracy_{k + 1}"] = mean(hit, fits[k])
             alive, counted, tau = alive * hit, counted * fits[k], tau + alive * hit
-            terms[f"mask_{k + 1}"] = mean(nats, fits[k], math.exp(-k / config.decay_length))
+            terms[f"mask_{k + 1}"] = mean(nats, fits[k], scales[k] / sum(scales))  # as in the loss
         found["greedy_tau"] = mean(tau, counted)
         return {"heldout_loss": terms, **found}
 

@@ -180,21 +180,26 @@ def make_block_heads(config: BlockHeadsTrainingConfig, setting: frozen.Setting) 
     them 1 if it is the true token and counts, else 0.
 
     Raises:
-      ConfigError: the target caps its logits, to which a correction would be added before the cap.
+      ConfigError: the target caps its logits, to which a correction would be added before the cap;
+        sizes that do not fit each other or the target.
     """
     target = setting.lm.target
     block.check_uncapped(config, target)
     shape = block.shape_of(config, setting)
     if config.kind == "lilicorr":
-        own = LiLiCorrConfig(
-            **shape,
-            block_size=config.num_heads + 1,
-            num_candidates=config.num_candidates,
-            lattice_size=config.lattice_size or target.hidden_size,
-            lattice_layers=config.lattice_layers,
-            lattice_heads=config.lattice_heads,
-            factor_size=config.factor_size,
-        )
+        check_tokens(config, target)
+        try:
+            own = LiLiCorrConfig(
+                **shape,
+                block_size=config.num_heads + 1,
+                num_candidates=config.num_candidates,
+                lattice_size=config.lattice_size or target.hidden_size,
+                lattice_layers=config.lattice_layers,
+                lattice_heads=config.lattice_heads,
+                factor_size=config.factor_size,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         return lattice.make_lattice(own, target, config.run.seed)
     if config.kind == "domino":
         sizes = dict(gru_size=config.gru_size, rank=config.rank, prefix=config.prefix)
@@ -242,6 +247,11 @@ def check_candidates(config: BlockHeadsTrainingConfig, target) -> None:
             f"conv_group={config.conv_group}; accepted: a divisor of {target.hidden_size}, the "
             "hidden size of the target"
         )
+    check_tokens(config, target)
+
+
+def check_tokens(config: BlockHeadsTrainingConfig, target) -> None:
+    """Raises ``ConfigError`` for more candidates than the target has tokens."""
     if config.num_candidates > target.vocab_size:
         raise ConfigError(
             f"num_candidates={config.num_candidates}; accepted: at most {target.vocab_size}, the "
@@ -365,9 +375,26 @@ def drawn_cross_entropy(law: jax.Array, logits: jax.Array, candidate: jax.Array 
     return jnp.sum(law * (total - logits), axis=-1)
 
 
+def text_logits(config: BlockHeadsTrainingConfig, target):
+    """Returns ``logits_of`` of ``streaks.of_text``: of DFlash2 the logits of the candidates and of
+    the text's token, as in the loss; None for the others."""
+    if config.kind != "dflash2":
+        return None
+
+    def logits_of(table, states, token):
+        size = target.hidden_size
+        candidate = candidates_of(
+            chunks.logits_of(table[:, :size], states[..., :size]), config.num_candidates
+        )
+        return with_token(chunks.logits_of(table, states), candidate, token)
+
+    return logits_of
+
+
 make_loss = functools.partial(
     block.make_loss,
     terms=make_terms,
+    text_logits=text_logits,
     moving=lambda config, number: {"shares": config.shares(number)},
 )
 

@@ -65,8 +65,8 @@ def measure(heads, lm, read, config, params, batches: Iterable) -> Chances:
 
     def terms_of(tables, states, law, pieces):
         found = []
-        for (table, _), state, behind in zip(tables, states, pieces, strict=True):
-            q, said = chunks.logits_of(table, state), laws.said(law, behind)
+        for (table, _), state, piece in zip(tables, states, pieces, strict=True):
+            q, said = chunks.logits_of(table, state), laws.said(law, piece)
             distance = jnp.sum(jnp.abs(jax.nn.softmax(q) - said.law), axis=-1)
             hit = (jnp.argmax(q, axis=-1) == said.best).astype(jnp.float32)
             found.append((state[..., -1].astype(jnp.float32), 1 - distance / 2, hit))

@@ -270,10 +270,12 @@ def run(config: DepthWidthConfig, *, dry_run: bool = False) -> None:
     about |= {"new_tokens": config.distill.decoding.new_tokens}
     files = {cell.name: weight_files(cell.folder / MODEL) for cell in study}
     about |= {"models": {name: fingerprint(of) for name, of in files.items()}}
-    journal = Journal(folder / TIMES, about)
+    rows = []
     if config.turns:
+        journal = Journal(folder / TIMES, about)
         models = {
             cell.name: specjax.load(cell.folder / MODEL, tokenizer=lm.tokenizer) for cell in study
         }
         Timer(config, lm, models, prompts, journal).run()
-    depth_width_report.write(folder, facts, journal.rows)
+        rows = journal.rows
+    depth_width_report.write(folder, facts, rows)

@@ -274,6 +274,7 @@ def make_eagle3(config: Eagle3TrainingConfig, setting: frozen.Setting) -> Heads:
         outputs=outputs,
         layers=layers,
         vocab=vocab,
+        capped=False,
         publish=lambda params: params | fixed,
         unpublish=lambda params: {name: x for name, x in params.items() if name not in fixed},
         grown=functools.partial(grown, drafter, params, vocab, lm),

@@ -25,10 +25,11 @@ def of_depth(
 ) -> ModelConfig:
     """Returns the shape with a number of layers and a given number of parameters.
 
-    Heads have about the width that they have in ``like``, and as many of them share their keys. Of
-    all widths whose parameters can be made as many as asked by the width of the feed-forward
-    layers, the one is taken for which the feed-forward layers are about as much wider than the
-    residual stream as in ``like``.
+    Heads have about the width that they have in ``like``. As many of them share their keys as in
+    ``like``, or, where that number does not divide the heads, the largest divisor that both have in
+    common. The width of the feed-forward layers follows from the size that is asked for; among the
+    widths of the residual stream for which it does, the one is taken for which both widths have
+    about the ratio that they have in ``like``.
 
     Args:
       like: the shape that gives all other sizes.

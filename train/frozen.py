@@ -135,9 +135,9 @@ def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
         stream, _ = data.load_stream(config.data, "train")
         rows = [samples.read(path, written_by, known) for path in config.data.samples]
         batches = data.training_batches(stream, config.data, rows, shard=shard)
-        shares = config.data.samples_share
-        texts = [stream.tokens, *(own.tokens for own in rows)]
-        shares = [1 - sum(shares), *shares]
+        texts = [x.tokens for x in (*stream.mixed, *rows)]
+        shares = *config.data.mixed_share, *config.data.samples_share
+        texts, shares = [stream.tokens, *texts], [1 - sum(shares), *shares]
         written = sum(own.tokens.size for own in rows)
         own = f"{written:,} by the target, {sum(config.data.samples_share):.0%} of the rows"
         own = own if rows else "none by the target (the recipe `regenerate` has it write)"

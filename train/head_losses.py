@@ -118,7 +118,7 @@ def nats(q, said: Said, teacher_share: float):
 
 
 def head_losses(
-    outputs, target, params, rows: Rows, teacher_share: float, vocab=None
+    outputs, target, params, rows: Rows, teacher_share: float, vocab=None, capped=True
 ) -> list[Mean]:
     """Returns for each head the ``Mean`` over its positions, in nats, of
 
@@ -127,8 +127,9 @@ def head_losses(
     with the target's law ``p`` after the true tokens. For heads with a vocabulary of their own
     (``vocab``, see ``Heads``) the law is restricted to that vocabulary and renormalized, positions
     count if the target's best token is in that vocabulary, and ``teacher_share`` must be 1.
+    ``capped``: see ``Heads``.
     """
-    cap = target.config.logit_softcap
+    cap = target.config.logit_softcap if capped else None
 
     def terms(output, states, said, _):
         table, bias = output
@@ -161,7 +162,7 @@ def make_loss(heads: Heads, target, read, config):
         del keys
         rows = read(frozen["target"], batch)
         outputs = heads.outputs(params, frozen["target"], rows)
-        how = config.teacher_share, heads.vocab
+        how = config.teacher_share, heads.vocab, heads.capped
         losses = head_losses(outputs, target, frozen["target"], rows, *how)
         return shared(losses, config.decay)
 
@@ -175,7 +176,7 @@ def make_measure(heads: Heads, target, read, config):
     ``greedy_tau``, the tokens emitted per round if the text were decoded greedily. The last one is
     exact for text that the target wrote greedily.
     """
-    laws, cap = Laws(target, heads.vocab), target.config.logit_softcap
+    laws, cap = Laws(target, heads.vocab), target.config.logit_softcap if heads.capped else None
 
     def terms(tables, states, table, pieces):
         """Returns for each head its loss, whether its best token is the target's, and weights."""

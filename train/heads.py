@@ -66,7 +66,7 @@ def make_medusa(config: HeadsConfig, setting: frozen.Setting) -> Heads:
         return [(table, None, state) for table, state in zip(tables, states, strict=True)]
 
     params = fresh(drafter, config.run.seed, lm_head=table)
-    return Heads(drafter, params, outputs)
+    return Heads(drafter, params, outputs, capped=config.tied)
 
 
 def make_blockwise(config: HeadsConfig, setting: frozen.Setting) -> Heads:
@@ -97,7 +97,7 @@ def make_sampled_loss(heads: Heads, target, read, config: HeadsConfig):
         rows = read(given["target"], batch)
         outputs = heads.outputs(params, given["target"], rows)
         how = target, given["target"], rows, config.teacher_share
-        losses = head_losses.head_losses(outputs, *how)
+        losses = head_losses.head_losses(outputs, *how, capped=heads.capped)
         drawn = jax.random.randint(keys.step, (), 0, len(losses))
         terms = enumerate(losses)
         return {f"head_{k + 1}": x._replace(share=len(losses) * (drawn == k)) for k, x in terms}

@@ -108,6 +108,7 @@ def make_hydra(config: HydraTrainingConfig, setting: frozen.Setting) -> Heads:
         drafter=drafter,
         params=fresh(drafter, config.run.seed, lm_head=table),
         outputs=outputs,
+        capped=config.tied,
         publish=lambda params: rescaled(params, scale, size),
         unpublish=lambda params: rescaled(params, 1 / scale, size),
     )

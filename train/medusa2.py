@@ -35,7 +35,7 @@ Config = Medusa2Config
 def head_terms(made: Heads, target, params, target_params, rows, config) -> dict[str, Mean]:
     """Returns the terms of the heads' loss, for ``joint.make_loss``."""
     outputs = made.outputs(params, target_params, rows)
-    means = head_losses.head_losses(outputs, target, target_params, rows, 0.0)
+    means = head_losses.head_losses(outputs, target, target_params, rows, 0.0, capped=made.capped)
     return head_losses.shared(means, config.decay)
 
 

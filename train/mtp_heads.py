@@ -168,6 +168,21 @@ def make_loss(made: Heads, target, read, config: MTPHeadsTrainingConfig):
     return loss
 
 
+def make_measure(made: Heads, target, read, config: MTPHeadsTrainingConfig):
+    """Returns the measures of ``head_losses.make_measure``; their loss is a mean, as that of the
+    training is."""
+    measure = head_losses.make_measure(made, target, read, config)
+
+    def averaged(*given):
+        found = measure(*given)
+        terms = found["heldout_loss"]
+        scale = sum(term.share for term in terms.values())
+        terms = {name: x._replace(share=x.share / scale) for name, x in terms.items()}
+        return {**found, "heldout_loss": terms}
+
+    return averaged
+
+
 def run(config: MTPHeadsTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``, and a target beside it."""
     setting = frozen.make_setting(config, lambda count: (count - 1,))
@@ -175,4 +190,5 @@ def run(config: MTPHeadsTrainingConfig, *, dry_run: bool = False) -> None:
     if config.with_target:
         joint.train(config, setting, made, head_terms, dry_run=dry_run)
     else:
-        frozen.train(config, setting, made, dry_run=dry_run, make_loss=make_loss)
+        how = dict(make_loss=make_loss, make_measure=make_measure)
+        frozen.train(config, setting, made, dry_run=dry_run, **how)

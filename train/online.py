@@ -309,7 +309,7 @@ def estimate(config: OnlineConfig, teacher, online: Online, prompts: np.ndarray,
             "cache": outlook.num_bytes(jax.eval_shape(init, teacher.params)),
         },
         steps=f"{count} requests, {count * steps.tokens(batch):,} tokens; {learning.updates} "
-        f"updates behind each, over {learning.rows} rows",
+        f"updates after each, over {learning.rows} rows",
         seconds=count * outlook.seconds_of(lambda: steps.step(state, batch)[0]["params"]),
         beside="and the held-out measures",
     )

@@ -201,7 +201,7 @@ def loss_unit(settings: dict) -> str:
     """Describes the unit of the logged loss, from the flattened configuration of its run."""
     heads, decay = settings.get("num_heads"), settings.get("decay")
     if "decay_length" in settings:
-        return f"a weighted sum of nats, over {heads} drafted positions"
+        return f"a weighted mean of nats, over {heads} drafted positions"
     if heads is None or decay is None:
         return "nats per token"
     weight = f", head k weighted by {decay:g}^k" if decay != 1 else ", all weighted alike"

@@ -44,7 +44,7 @@ class Rows:
     layers: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
     entries: tuple = ()
 
-    def behind(self, offset: int, steps: int) -> jax.Array:
+    def following(self, offset: int, steps: int) -> jax.Array:
         """Returns int32 ``[B * steps]``: the token ``offset`` places after each position."""
         return self.tokens[:, offset : offset + steps].reshape(-1)
 
@@ -99,6 +99,8 @@ class Heads:
         of one head are in memory at a time.
       layers: the layers of the target, besides its last, whose hidden states ``outputs`` reads.
       vocab: int32 ``[Vd]``, the tokens of the rows of the tables; None: all tokens.
+      capped: whether the drafter's logits are capped as the target's are, which they are where it
+        reads the target's LM head; LM heads of the drafter's own are not.
       publish: converts trained parameters to those that the drafter takes.
       unpublish: undoes ``publish``.
       grown: ``grown(found)`` makes heads of this kind and size from loaded ones that are smaller or
@@ -113,6 +115,7 @@ class Heads:
     outputs: Callable
     layers: tuple[int, ...] = ()
     vocab: np.ndarray | None = None
+    capped: bool = True
     publish: Callable[[PyTree], PyTree] = lambda params: params
     unpublish: Callable[[PyTree], PyTree] = lambda params: params
     grown: Callable[[HeadLM], HeadLM] | None = None

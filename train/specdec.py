@@ -259,10 +259,10 @@ def make_measure(drafter: SpecDec, config: SpecDecTrainingConfig):
 
     def terms_of(tables, states, law, pieces):
         found = []
-        for (table, _), state, behind in zip(tables, states, pieces, strict=True):
+        for (table, _), state, piece in zip(tables, states, pieces, strict=True):
             q = chunks.logits_of(table, state)
-            hit = jnp.argmax(q, axis=-1) == behind["next"]
-            found.append((losses.cross_entropy(q, behind["next"]), hit))
+            hit = jnp.argmax(q, axis=-1) == piece["next"]
+            found.append((losses.cross_entropy(q, piece["next"]), hit))
         return found
 
     def measure(params, frozen, tokens, weight, length, source, source_length):
@@ -276,7 +276,7 @@ def make_measure(drafter: SpecDec, config: SpecDecTrainingConfig):
         values = chunks.each(terms_of, tables, states, None, pieces, chunk=chunks.SEVERAL)
         terms, found = {}, {}
         for k, (nats, hit) in enumerate(values):
-            terms[f"mask_{k + 1}"] = mean(nats, fits[k])
+            terms[f"mask_{k + 1}"] = mean(nats, fits[k], 1 / len(heads))  # a mean, as the loss is
             found[f"accuracy_{k + 1}"] = mean(hit, fits[k])
         return {"heldout_loss": terms, **found}
 

@@ -127,7 +127,7 @@ def make_speculator(config: RecurrentConfig, setting: frozen.Setting) -> Heads:
 
     def outputs(params, target_params, rows):
         cell, steps = drafter.heads(params), rows.steps(config.num_heads)
-        read = [rows.behind(1 + k, steps) for k in range(config.num_heads)]
+        read = [rows.following(1 + k, steps) for k in range(config.num_heads)]
         states = cell.states(rows.seen_by(cell, steps), read)
         return [(cell.table(k), None, state) for k, state in enumerate(states)]
 
@@ -139,7 +139,7 @@ def make_speculator(config: RecurrentConfig, setting: frozen.Setting) -> Heads:
         table[0] = alike(embedded, table[0])
     for head in params["lm_heads"].values():
         head["weight"] = alike(said, head["weight"])
-    return Heads(drafter, params, outputs)
+    return Heads(drafter, params, outputs, capped=False)
 
 
 def alike(table, fresh):
@@ -161,12 +161,12 @@ def make_redrafter(config: RecurrentConfig, setting: frozen.Setting) -> Heads:
 
     def outputs(params, target_params, rows):
         head, steps = drafter.heads(params), rows.steps(config.num_heads)
-        tokens = [rows.behind(1 + k, steps) for k in range(config.num_heads)]
+        tokens = [rows.following(1 + k, steps) for k in range(config.num_heads)]
         read = [target.embed(target_params, own[None]) for own in tokens]
         states = head.states(rows.states(0, steps), read)
         return [(head.lm_head.weight[...], None, state) for state in states]
 
-    return Heads(drafter, fresh(drafter, config.run.seed), outputs)
+    return Heads(drafter, fresh(drafter, config.run.seed), outputs, capped=False)
 
 
 MAKERS = {"mlp": make_speculator, "lstm": make_speculator, "redrafter": make_redrafter}

@@ -74,15 +74,23 @@ def of_text(
     cap: float | None,
     value=losses.cross_entropy,
     temperature: float = 1.0,
+    logits_of=None,
 ) -> jax.Array:
     """``value(logits [B, C, V] / temperature, the text's tokens [B, C])`` in each place,
-    ``[K, B, A]``, without a gradient; by default ``-log q_j`` of these tokens."""
+    ``[K, B, A]``, without a gradient; by default ``-log q_j`` of these tokens.
+
+    ``logits_of(table, states, the text's tokens)`` returns the logits; None: those of the table,
+    its bias and the cap.
+    """
 
     def terms(tables, states, _, pieces):
         found = []
-        for (table, bias), state, behind in zip(tables, states, pieces, strict=True):
-            q = chunks.logits_of(table, state, cap, bias)
-            found.append(value(q / temperature, behind["next"]))
+        for (table, bias), state, piece in zip(tables, states, pieces, strict=True):
+            if logits_of is None:
+                q = chunks.logits_of(table, state, cap, bias)
+            else:
+                q = logits_of(table, state, piece["next"])
+            found.append(value(q / temperature, piece["next"]))
         return found
 
     tables, states, pieces, _ = jax.lax.stop_gradient(tuple(zip(*masks, strict=True)))
@@ -112,7 +120,7 @@ def weights_of(kind: str, nats: jax.Array, fits: jax.Array, floor: float) -> jax
     return jnp.where(fits > 0, ahead, 0.0)
 
 
-def loss_of(masks, terms_of, law, config, cap: float | None) -> dict[str, Mean]:
+def loss_of(masks, terms_of, law, config, cap: float | None, logits_of=None) -> dict[str, Mean]:
     """The loss of blocks by ``config.weighting``, and measures that are logged beside it.
 
     Args:
@@ -122,9 +130,10 @@ def loss_of(masks, terms_of, law, config, cap: float | None) -> dict[str, Mean]:
       law: as ``fixed`` of ``chunks.totals``.
       config: with ``weighting``, ``pace_floor`` and ``streak_temperature``.
       cap: of the target's logits.
+      logits_of: see ``of_text``.
     """
     fits = jnp.stack([head.weight for head in masks])
-    nats = of_text(masks, cap, temperature=config.streak_temperature)
+    nats = of_text(masks, cap, temperature=config.streak_temperature, logits_of=logits_of)
     weights = weights_of(config.weighting, nats, fits, config.pace_floor)
     blocks = jnp.sum(jnp.max(fits, axis=0) > 0).astype(jnp.float32)
     streak = jnp.sum(fits * alive(nats, fits))
@@ -136,5 +145,5 @@ def loss_of(masks, terms_of, law, config, cap: float | None) -> dict[str, Mean]:
         own = jnp.sum(weights[k])
         terms |= {f"{name}_{k + 1}": Mean(x, own, 0.0) for name, x in others.items()}
     if config.weighting == "streak":  # the value of the loss; its gradient is that of the sum
-        total = total - jnp.sum(weights * nats) - streak
+        total = total - jax.lax.stop_gradient(total) - streak
     return {"loss": Mean(total, blocks), **terms}

@@ -46,7 +46,7 @@ def attend(query, entries, segments, window=None):
     own = [jnp.sum(query * key[:, :, None], axis=-1) for key, _ in later]  # [B, K, G, T] each
     index = jnp.arange(steps)
 
-    def behind(query, own, here, segment, end=steps):
+    def attended(query, own, here, segment, end=steps):
         """Attention of a block of queries ``[B, K, G, W, E]`` at the positions ``here [W]``, all
         of them before ``end``."""
         key, value = keys[:, :, :end], values[:, :, :end]
@@ -68,7 +68,7 @@ def attend(query, entries, segments, window=None):
     if steps <= BLOCK:
         spans = [slice(start, min(start + SPAN, steps)) for start in range(0, steps, SPAN)]
         found = [
-            behind(
+            attended(
                 query[:, :, :, span],
                 [x[..., span] for x in own],
                 index[span],
@@ -95,7 +95,7 @@ def attend(query, entries, segments, window=None):
             return jax.lax.slice_in_dim(x, 0, steps, axis=axis)
 
         blocks = parts(query, 3), [parts(x, 3) for x in own], parts(index, 0), parts(segments, 1)
-        out, shares = jax.lax.map(jax.checkpoint(lambda block: behind(*block)), blocks)
+        out, shares = jax.lax.map(jax.checkpoint(lambda block: attended(*block)), blocks)
         out, shares = whole(out, 3), [whole(x, 3) for x in shares]
     for share, (_, value) in zip(shares, later, strict=True):
         out = out + share[..., None] * value[:, :, None]

@@ -89,7 +89,8 @@ def rates_of(acceptance, tau: float | None, shape: trees.Tree, most: int) -> np.
     if isinstance(acceptance, ONE):
         given = [[acceptance]] * max(shape.depth, most)
     else:
-        given = [[r] if isinstance(r, ONE) else list(r) for r in acceptance or ()]
+        known = () if acceptance is None else acceptance
+        given = [[r] if isinstance(r, ONE) else list(r) for r in known]
     ranks = max(map(len, given), default=0)
     rates = np.asarray([[*row, *[0.0] * (ranks - len(row))] for row in given], float)
     if rates.size == 0 or not ((rates >= 0) & (rates <= 1)).all():

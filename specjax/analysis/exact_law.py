@@ -295,8 +295,8 @@ def outcome(rule, draft, weights, p, depth):
         accepted += weight * len(path)
         pending[path] = pending.get(path, 0) + weight * rest[row, k] / SCALE
     for path, last in pending.items():
-        behind = depth - len(path)
-        for tokens in itertools.product(range(p.vocab), repeat=behind + 1):
+        left = depth - len(path)
+        for tokens in itertools.product(range(p.vocab), repeat=left + 1):
             whole = path + tokens
             after = [p(whole[: len(path) + i])[x] for i, x in enumerate(tokens)][1:]
             law[whole] += last[tokens[0]] * np.prod(after)

@@ -259,14 +259,14 @@ def target_layers(config: Mapping, target) -> tuple[int, ...]:
         if given and not (isinstance(given, list) and all(isinstance(i, int) for i in given)):
             raise ValueError(f"{_IDS}={given!r}: it must be a list of whole numbers")
     if inside:
-        behind = [i + 1 for i in inside]
-        if ids and sorted(ids) != sorted(behind):
+        shifted = [i + 1 for i in inside]
+        if ids and sorted(ids) != sorted(shifted):
             raise ValueError(
                 f"{_IDS}={ids} counts hidden states from 0, the embeddings, and eagle_config's "
-                f"{inside} layers from 0, which makes {behind}: they contradict each other; delete "
-                "the wrong one"
+                f"{inside} layers from 0, which makes {shifted}: they contradict each other; "
+                "delete the wrong one"
             )
-        ids = behind
+        ids = shifted
     layers = tuple(sorted(ids or unsaid_layers(count)))
     if len({*layers}) < len(layers) or not all(0 <= i <= count for i in layers):
         told = f"{_IDS}={list(inside or ids)}" if ids else f"no {_IDS}, so {list(layers)}"

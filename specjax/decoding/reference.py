@@ -102,7 +102,7 @@ def joint_law(
 ) -> np.ndarray:
     """float64 ``[V] * num``, the exact joint law of the next ``num`` tokens, by enumeration.
 
-    Where the law gives no token any probability the text ends: there is no mass behind.
+    Where the law gives no token any probability the text ends: no mass is left.
     """
     vocab = target.vocab_size
     law = np.ones((1,))

@@ -73,7 +73,7 @@ class BlockwiseHeads(nnx.Module):
         return x + self.offsets(jax.nn.relu(self.trunk(x))).reshape(-1, *x.shape)
 
     def logits(self, hidden: jax.Array, target, params) -> jax.Array:
-        """The logits of all offsets, for drafting (T = 1) and for training.
+        """The logits of all offsets; T is 1 while drafting.
 
         Args:
           hidden: ``[B, T, H]``, the target's last hidden state, normed.

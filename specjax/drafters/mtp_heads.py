@@ -70,7 +70,7 @@ class MTPHeads(nnx.Module):
         self.layers = Decoder(config.layers, bare=True, rngs=rngs, param_dtype=param_dtype)
 
     def logits(self, hidden, target, params, segments=None) -> jax.Array:
-        """The logits of all heads over whole rows, for training.
+        """The logits of all heads over whole rows, with which the tests compare drafts.
 
         Args:
           hidden: ``[B, T, H]``, the target's hidden states that the heads read.

@@ -98,6 +98,6 @@ def read_by_chunks(
 
 
 def first_column(segment: Segment, fields: tuple[str, ...]) -> tuple[Any, ...]:
-    """Of some ``fields`` of a segment ``[B, T, ...]`` what belongs to the first token ``[B, ...]``:
+    """What some ``fields`` of a segment, ``[B, T, ...]``, hold for its first token, ``[B, ...]``:
     nothing else is in a segment of a round without a draft."""
     return tuple(getattr(segment, name)[:, 0] for name in fields)

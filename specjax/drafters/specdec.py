@@ -9,8 +9,9 @@ the end of the prompt, and the drafter's own text begins with the last token of 
 encoder is deep and runs once, the decoder is shallow. The tokens of a block attend to each other in
 both directions, to the text before the root and to the memory. Tokens of the text see none after
 them, so their keys and values are computed once: each round first reads what the last one
-committed, as many tokens a pass as a round can commit, then fills in its block. Prompts of the
-decoder are read before the first draft.
+committed, as many tokens a pass as a round can commit, then fills in its block. A prompt
+of the decoder, which encoder-decoder models may be given, is read in the same way before the first
+draft.
 
 Lossless: yes, under ``greedy`` and ``delta``; with ``sibling_sampling="iid"`` or ``"distinct"``
 also under ``rejection`` (each token is drawn from the law of its position, which reads no drafted

@@ -141,23 +141,23 @@ class DecoderLayer(nnx.Module):
 
     def __call__(self, x, rope, batch, attention, live=None, without=frozenset(), gates=None):
         read, x = self.enter(x)
-        behind, entries = x, None
+        middle, entries = x, None
 
         def attend():
             out, entries = self.attention(read, rope, batch, attention)
             return _normed(self.attention_post_norm, out), entries
 
         def feed_forward():
-            out = self.mlp_norm(x if self.parallel else behind)
+            out = self.mlp_norm(x if self.parallel else middle)
             out = self.mlp(out, live) if isinstance(self.mlp, MoE) else self.mlp(out)
             return _normed(self.mlp_post_norm, out), None
 
         own = (None, None) if gates is None else gates
         if ATTENTION not in without:
-            behind, entries = gated(own[0], x, attend)
+            middle, entries = gated(own[0], x, attend)
         if MLP_SUBLAYER in without:
-            return behind, entries
-        return gated(own[1], behind, feed_forward)[0], entries
+            return middle, entries
+        return gated(own[1], middle, feed_forward)[0], entries
 
 
 def _normed(norm, x):

@@ -43,7 +43,7 @@ def init(slots: Sequence[int], batch: int, heads: int, size: int, dtype, leaves:
 
 
 def slots_of(
-    position: jax.Array, behind: jax.Array, slots: int, ring: bool, sinks: int = 0
+    position: jax.Array, following: jax.Array, slots: int, ring: bool, sinks: int = 0
 ) -> jax.Array:
     """Returns the slots int32 ``[B, T]`` to which entries are written.
 
@@ -51,15 +51,15 @@ def slots_of(
 
     Args:
       position: int32 ``[B, T]``, the positions of the entries.
-      behind: int32, the number of entries that follow each of them.
+      following: int32, the number of entries that follow each of them.
       slots: S, the number of slots; it is also the result for entries that are not kept.
       ring: whether the slots are a ring.
       sinks: A, the slots before the ring.
     """
-    kept = (behind >= 0) & (position >= 0)
+    kept = (following >= 0) & (position >= 0)
     if ring:
         size, first = slots - sinks, position < sinks
-        kept &= first | (behind < size)
+        kept &= first | (following < size)
         position = jnp.where(first, position, sinks + (position - sinks) % size)
     return jnp.where(kept, position, slots)
 
@@ -146,7 +146,7 @@ def commit(
     """
     steps = jnp.arange(verdict.path.shape[1])
     position = start[:, None] + steps
-    behind = after(verdict.count, jax.tree.leaves(entries)[-1][:, 0, -1])[:, None] - steps
+    following = after(verdict.count, jax.tree.leaves(entries)[-1][:, 0, -1])[:, None] - steps
     plain, layers = rings is None, [(cache, entries, (False, 0))]
     if rings is not None:
         kinds = zip(rings, sinks or [0] * len(cache), strict=True)
@@ -164,7 +164,7 @@ def commit(
             alike.setdefault((x.shape[2], *kind), []).append(len(written))
             written.append((x, fresh.astype(x.dtype)))
     for (capacity, *kind), numbers in alike.items():
-        where = slots_of(position, behind, capacity, *kind)
+        where = slots_of(position, following, capacity, *kind)
         given = zip(*[written[i] for i in numbers], strict=True)
         made = kernels.current().write(*given, verdict.path, where)
         for i, x in zip(numbers, made, strict=True):

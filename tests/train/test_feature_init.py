@@ -1,4 +1,4 @@
-"""Heads on a target's features from which training goes on: what is kept, and what is added."""
+"""Heads at the start of a run: the text that is counted, what is kept of other heads, and added."""
 
 import dataclasses
 
@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from feature_runs import RECIPES, make, setting_of
-from specjax.train import config, eagle3, frozen, head_export
+from specjax.train import block, config, eagle3, frozen, head_export, mtp_heads
 from specjax.train.rows import make_reader
 from specjax.train.vocabulary_map import widened
 from training_toys import logits_of
+
+import specjax
 
 
 def test_heads_that_are_gone_on_with_keep_their_vocabulary_and_hidden_states(place, tmp_path):
@@ -102,3 +104,29 @@ def test_a_head_with_a_larger_vocabulary_says_of_its_own_tokens_what_it_said(pla
         np.testing.assert_allclose(rows_of, table[vocab] @ turn, rtol=1e-3, atol=1e-3)
     with pytest.raises(config.ConfigError, match="draft_vocab_size: 40 -> 30"):
         larger(30)
+
+
+def test_a_draft_vocabulary_counts_the_mixed_corpora(place, tmp_path):
+    root, (_, _, teacher) = tmp_path / "other", place
+    root.mkdir()
+    for i in range(60):  # in no text of the other corpus
+        (root / f"{i}.txt").write_text("~~ @@ ~~ @@ $$ " * 20)
+    lm = specjax.load(teacher.partition("=")[2])
+    tokens = np.unique([x for text in "~@$" for x in lm.tokenizer.encode(text)])
+    alone = setting_of(place, eagle3.Config)[1].frequencies
+    words = f'data.mixed=["{root}"]', "data.mixed_share=[0.5]"
+    mixed = setting_of(place, eagle3.Config, *words)[1].frequencies
+    assert alone[tokens].sum() == 0 and mixed[tokens].sum() > 0.1
+    assert mixed.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("kind", [block, mtp_heads])
+def test_a_held_out_loss_is_a_mean_where_the_loss_of_the_training_is_one(place, kind):
+    layers = ["layers=[1]", "num_layers=1", "num_anchors=6"] if kind is block else []
+    made, setting = setting_of(place, kind.Config, *layers)
+    make_heads = kind.make_block if kind is block else kind.make_heads
+    heads, lm, (held_out,) = make_heads(made, setting), setting.lm, setting.sets.values()
+    read = make_reader(lm.config, setting.end_of_text, heads.layers)
+    measure = kind.make_measure(heads, lm.target, read, made)
+    terms = measure(heads.params, {"target": lm.params}, *held_out[0])["heldout_loss"]
+    assert len(terms) == 2 and sum(x.share for x in terms.values()) == pytest.approx(1)

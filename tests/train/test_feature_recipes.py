@@ -284,12 +284,15 @@ def test_the_default_mask_is_a_row_that_is_no_token(
     [
         ("conv_group=7", "conv_group=7; accepted: a divisor of 16"),
         ("num_candidates=9999", "num_candidates=9999; accepted: at most"),
+        ("kind=lilicorr num_candidates=9999", "num_candidates=9999; accepted: at most"),
+        ("kind=lilicorr lattice_heads=7", "lattice"),
     ],
 )
 def test_candidates_and_convolutions_that_the_target_does_not_admit_are_refused(
     place, word, message
 ):
-    made, setting = setting_of(place, block_heads.Config, "kind=dflash2", "layers=[1]", word)
+    words = "kind=dflash2", "layers=[1]", *word.split()
+    made, setting = setting_of(place, block_heads.Config, *words)
     with pytest.raises(config.ConfigError, match=message):
         block_heads.make_block_heads(made, setting)
 

@@ -64,15 +64,17 @@ def toy_rows():
     return Rows(tokens=tokens, weight=weight, segments=segments, hidden=hidden)
 
 
-def at_once(outputs, table, rows, share, vocab):
+def at_once(outputs, table, rows, share, vocab, capped=True):
     """``head_losses`` with the logits of all positions, written down as it is defined."""
     steps, values = rows.steps(len(outputs)), []
     for k, output in enumerate(outputs):
-        log_q = jax.nn.log_softmax(4.0 * jnp.tanh(logits_of(output).T / 4.0))
+        q = logits_of(output).T  # the target's own LM head is capped, a head of the drafter is not
+        log_q = jax.nn.log_softmax(4.0 * jnp.tanh(q / 4.0) if capped else q)
         law = 4.0 * jnp.tanh(rows.states(1 + k, steps).T @ table.T / 4.0)
         weight = head_losses.inside(rows, k, steps).reshape(-1)
         said = (
-            -(1 - share) * jnp.take_along_axis(log_q, rows.behind(2 + k, steps)[:, None], 1)[:, 0]
+            -(1 - share)
+            * jnp.take_along_axis(log_q, rows.following(2 + k, steps)[:, None], 1)[:, 0]
             if share < 1
             else 0.0
         )
@@ -85,9 +87,10 @@ def at_once(outputs, table, rows, share, vocab):
 
 
 @pytest.mark.parametrize(
-    ("share", "vocab"), [(0.0, None), (0.25, None), (1.0, np.array([1, 2, 5]))]
+    ("share", "vocab", "capped"),
+    [(0.0, None, True), (0.25, None, False), (1.0, np.array([1, 2, 5]), True)],
 )
-def test_values_and_gradients_of_heads_are_those_of_all_positions_at_once(share, vocab):
+def test_values_and_gradients_of_heads_are_those_of_all_positions_at_once(share, vocab, capped):
     rows, keys = toy_rows(), iter(jax.random.split(jax.random.key(1), 9))
     own = VOCAB if vocab is None else len(vocab)
     columns = ROWS * rows.steps(2)
@@ -97,11 +100,11 @@ def test_values_and_gradients_of_heads_are_those_of_all_positions_at_once(share,
     outputs[1] = (outputs[0][0], None, outputs[1][2])  # one table for both, once without a bias
 
     def cut(outputs):
-        found = head_losses.head_losses(outputs, Toy(), table, rows, share, vocab)
+        found = head_losses.head_losses(outputs, Toy(), table, rows, share, vocab, capped)
         return found[0].value + 0.5 * found[1].value
 
     def whole(outputs):
-        found = at_once(outputs, table, rows, share, vocab)
+        found = at_once(outputs, table, rows, share, vocab, capped)
         return found[0] + 0.5 * found[1]
 
     for got, expected in zip(

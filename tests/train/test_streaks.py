@@ -128,6 +128,36 @@ def test_the_streak_of_other_recipes_has_the_same_temperature():
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_the_streak_of_dflash2_is_that_of_its_candidates_as_its_loss_is():
+    """Of the tokens that may be drafted, and of the text's own."""
+
+    class Sized(Toy):
+        hidden_size = SIZE
+
+    keys = jax.random.split(jax.random.key(3), 2)
+    table = jax.random.normal(keys[0], (VOCAB, SIZE + 3))
+    states = jax.random.normal(keys[1], (ROWS, ANCHORS, SIZE + 3))
+    token = jnp.arange(ROWS * ANCHORS).reshape(ROWS, ANCHORS) % VOCAB
+    words = "weighting=streak", "rank=3", "kind=dflash2", "num_candidates=2"
+    made = made_of(*words, "streak_temperature=0.5", kind=block_heads.Config)
+    pieces = {"next": token, "hidden": states[..., :SIZE]}
+    pieces["shares"] = jnp.broadcast_to(jnp.asarray([1.0, 0.0]), (ROWS, ANCHORS, 2))
+    nats = block_heads.make_terms(Sized(), made)((table, None), states, None, pieces)["loss"]
+    base = states[..., :SIZE] @ table[:, :SIZE].T
+    best = np.argsort(np.asarray(-base), axis=-1)[..., :2]
+    q = np.full(base.shape, -np.inf)
+    for among in (best, token[..., None]):
+        np.put_along_axis(q, among, np.take_along_axis(states @ table.T, among, 2), 2)
+    wanted = nats_of([2 * q], [chunks.Head((jnp.eye(VOCAB), None), None, pieces, None)])[0]
+    np.testing.assert_allclose(nats, wanted, rtol=1e-4, atol=1e-5)
+    head = chunks.Head((table, None), states, {"next": token}, jnp.ones((ROWS, ANCHORS)))
+    how = dict(temperature=0.5, logits_of=block_heads.text_logits(made, Sized()))
+    np.testing.assert_allclose(streaks.of_text([head], None, **how)[0], nats, rtol=1e-5)
+    assert not np.allclose(streaks.of_text([head], None, temperature=0.5)[0], nats, rtol=1e-2)
+    whole = made_of(*words[:2], kind=block_heads.Config)
+    assert block_heads.text_logits(whole, Sized()) is None
+
+
 def test_without_a_floor_d_pace_has_the_gradient_of_the_streak():
     heads = blocks(1)
     wanted = jax.grad(streak)([head.states for head in heads], heads)
@@ -194,6 +224,7 @@ def test_fault_weights_that_are_not_those_of_the_streak_are_seen(fault):
         (specdiff, ["masking=none"], "masking='none'; known: random, suffix, glancing, all"),
         (specdiff, ["weighting=streak"], "masking='random': .* give masking=all"),
         (specdiff, ["steps=9"], "steps=9: a block drafts 4 tokens"),
+        (block, ["decay=0.5"], "decay=0.5: places of blocks are weighted by decay_length"),
     ],
 )
 def test_settings_of_a_loss_that_cannot_be_are_refused(kind, words, message):
