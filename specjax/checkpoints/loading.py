@@ -183,10 +183,8 @@ def _warn_of_verifier(name: str, config: dict, target: LM) -> None:
     meant = verifier.get("name_or_path") if isinstance(verifier, dict) else None
     if not isinstance(meant, str) or not target.loaded or Path(target.name).exists():
         return
-    theirs, ours = (
-        one.count("/") == 1 and one.casefold().split("/") for one in (meant, target.name)
-    )
-    if theirs and ours and theirs[1] != ours[1]:
+    names = [one.casefold().split("/") for one in (meant, target.name)]
+    if all(len(parts) == 2 for parts in names) and names[0][1] != names[1][1]:
         warnings.warn(
             f"{name}: its config.json says that it drafts for {meant} "
             f"(speculators_config.verifier), and the target is {target.name}: of another model's "
