@@ -259,11 +259,8 @@ def test_a_file_of_something_else_and_one_in_use_are_refused(pair, tmp_path):
             specjax.serve_offline(pair[0], RAGGED, output=output)
         assert output.read_text() == content
     output.unlink()
-    if hasattr(os, "mkfifo"):  # a device may have no end, and would be read whole
-        os.mkfifo(output)
-        with pytest.raises(ValueError, match="notes.txt is no ordinary file"):
-            specjax.serve_offline(pair[0], RAGGED, output=output)
-        output.unlink()
+    with pytest.raises(ValueError, match="is no ordinary file"):  # a device may have no end
+        specjax.serve_offline(pair[0], RAGGED, output=os.devnull)
 
     def meanwhile(_):
         with pytest.raises(ValueError, match="another process is writing"):

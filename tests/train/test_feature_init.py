@@ -77,11 +77,12 @@ def test_a_head_with_a_larger_vocabulary_says_of_its_own_tokens_what_it_said(pla
     lm, init = setting.lm, f"init={tmp_path / head_export.MODEL}"
     rows = make_reader(lm.config, setting.end_of_text, built.layers)
     rows, known = rows(lm.params, next(setting.batches)), lm.target.vocab_size
-    table, said = np.float32(lm.target.head_table(lm.params)), {}
+    table, seen = np.float32(lm.target.head_table(lm.params)), setting.frequencies[::-1]
 
     def larger(size):
         words = *RECIPES["dependent"], init, f"draft_vocab_size={size}"
         made, other = setting_of(place, eagle3.Config, *words)
+        other = dataclasses.replace(other, frequencies=seen)  # another text
         heads = eagle3.make_eagle3(made, other)
         begun = frozen.starting_params(made, lm, heads)
         assert jax.tree.structure(begun) == jax.tree.structure(heads.params)
@@ -92,16 +93,19 @@ def test_a_head_with_a_larger_vocabulary_says_of_its_own_tokens_what_it_said(pla
     for size in (50, 0):  # a part of the target's vocabulary, and the whole of it
         vocab, says = larger(size)
         assert len(vocab) == (size or known) and {*own} < {*vocab}
-        seen = setting.frequencies[:known]
         others = seen[np.setdiff1d(np.arange(known), vocab)]
         assert seen[np.setdiff1d(vocab, own)].min() >= others.max(initial=0)
         for was, now in zip(said, says, strict=True):
             np.testing.assert_allclose(was, now[np.searchsorted(vocab, own)], rtol=1e-4, atol=1e-5)
             assert np.std(now) > 0.1
         # where own rows are an image of the target's, further rows are of that image as well
-        turn = np.random.default_rng(0).normal(size=(table.shape[1], 5))
+        random = np.random.default_rng(0)
+        turn = random.normal(size=(table.shape[1], 5))
         rows_of = widened(table[own] @ turn, own, vocab, table)
         np.testing.assert_allclose(rows_of, table[vocab] @ turn, rtol=1e-3, atol=1e-3)
+        rows_of = random.normal(size=(len(own), 5))  # which are no image, and are kept
+        kept = widened(rows_of, own, vocab, table)[np.searchsorted(vocab, own)]
+        np.testing.assert_array_equal(kept, np.float32(rows_of))
     with pytest.raises(config.ConfigError, match="draft_vocab_size: 40 -> 30"):
         larger(30)
 
