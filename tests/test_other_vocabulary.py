@@ -388,8 +388,6 @@ def test_an_end_that_decodes_to_nothing_is_shared_by_what_it_does_not_stand_for(
     [
         ("slem", dict(tree="2x2"), "a string is a chain of tokens"),
         ("slem", dict(sibling_sampling="distinct"), "has no choice of how siblings are drawn"),
-        ("tli", dict(num=0), "integer from 1"),
-        ("tli", dict(num=True), "integer from 1"),
     ],
 )
 def test_drafting_that_a_method_does_not_know_is_refused(method, drafting, message):
