@@ -21,7 +21,6 @@ from specjax.drafters import (
     Hybrid,
     Jacobi,
     NGram,
-    Plain,
     SelfDraft,
 )
 from specjax.drafters.cs_drafting import cs_drafting
@@ -206,7 +205,7 @@ def test_what_cannot_be_built_is_refused_before_anything_is_compiled():
     with pytest.raises(TypeError, match=r"drafters\[1\]=None"):
         Horizontal(drafters=(model, None))
     with pytest.raises(ValueError, match="drafts nothing"):
-        Horizontal(drafters=(model, Plain()))
+        Horizontal(drafters=(model, DraftModel(0, model=MODEL)))
     with pytest.raises(ValueError, match="the end of a chain"):
         Horizontal(drafters=(DraftModel(model=MODEL, topology=trees.branching(2, 1)), COPIES))
     with pytest.raises(ValueError, match="it remembers what a model computed"):
