@@ -198,13 +198,6 @@ def test_the_matrix_of_the_paper_is_built():
     assert [part.num_draft for part in two.drafters] == [13, 10]
 
 
-class Idle(NGram):
-    """A drafter of someone else's that accepts to draft nothing."""
-
-    def __post_init__(self):
-        pass
-
-
 def test_what_cannot_be_built_is_refused_before_anything_is_compiled():
     model = DraftModel(2, model=MODEL)
     with pytest.raises(ValueError, match="give at least two"):
@@ -212,7 +205,7 @@ def test_what_cannot_be_built_is_refused_before_anything_is_compiled():
     with pytest.raises(TypeError, match=r"drafters\[1\]=None"):
         Horizontal(drafters=(model, None))
     with pytest.raises(ValueError, match="drafts nothing"):
-        Horizontal(drafters=(model, Idle(0)))
+        Horizontal(drafters=(model, NGram(0)))
     with pytest.raises(ValueError, match="the end of a chain"):
         Horizontal(drafters=(DraftModel(model=MODEL, topology=trees.branching(2, 1)), COPIES))
     with pytest.raises(ValueError, match="it remembers what a model computed"):

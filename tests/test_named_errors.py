@@ -75,9 +75,8 @@ def test_a_tree_is_checked_and_a_file_read_where_it_is_given(tmp_path):
             specjax.Drafting(num=num)
     with pytest.raises(ValueError, match="policy='x' is unknown"):
         specjax.Drafting(num="auto:x")
-    for kind in (drafters.Suffix, drafters.NGram):
-        with pytest.raises(ValueError, match=rf"{kind.__name__}\(num_draft=0\): must be at least"):
-            kind(num_draft=0)
+    with pytest.raises(ValueError, match=r"Suffix\(num_draft=0\): must be at least 1"):
+        drafters.Suffix(num_draft=0)
     with pytest.raises(ValueError, match=r"NGram\(topology=3x2\): matches stand side by side"):
         drafters.NGram(topology=trees.parse("3x2"))
     uneven = trees.Tree((-1, 0, 0, 1))

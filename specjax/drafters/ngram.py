@@ -54,8 +54,8 @@ class NGram(ChainDrafter):
       topology: None, a chain, or ``trees.chains(k, n)``: the ``k`` best matches, ``n`` tokens each.
 
     Raises:
-      ValueError: ``num_draft`` below 1, not ``1 <= shortest <= longest``, ``stretch`` below 1, an
-        unknown ``choice``, or another tree.
+      ValueError: not ``1 <= shortest <= longest``, ``stretch`` below 1, an unknown ``choice``, or
+        another tree.
     """
 
     longest: int = 6
@@ -69,8 +69,7 @@ class NGram(ChainDrafter):
     takes_topology = True
 
     def __post_init__(self):
-        if self.topology is None and self.num_draft < 1:
-            raise ValueError(f"NGram(num_draft={self.num_draft}): must be at least 1")
+        super().__post_init__()
         if not 1 <= self.shortest <= self.longest or self.stretch < 1:
             raise ValueError(
                 f"shortest={self.shortest}, longest={self.longest}, stretch={self.stretch}: need "
