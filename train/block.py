@@ -44,8 +44,7 @@ class AnchorConfig(frozen.FrozenConfig):
         super().__post_init__()
         streaks.check(self.weighting, self.pace_floor, self.streak_temperature)
         streaks.check_text(self.weighting, self.TEXT[0], vars(self)[self.TEXT[0]], self.TEXT[1])
-        usual = type(self).__dataclass_fields__["decay"].default
-        if self.decay != usual:
+        if self.decay != frozen.FrozenConfig.decay:
             raise ConfigError(
                 f"decay={self.decay}: places of blocks are weighted by decay_length; leave it out"
             )
@@ -258,7 +257,7 @@ def make_loss(
       terms: as ``make_terms``; other terms than ``loss`` are logged.
       moving: ``moving(config, number) -> {name: [N]}``, numbers that depend on the step, which the
         terms find at each place among its pieces, ``[B, C, N]``; None: there are none.
-      text_logits: ``text_logits(config, target)``, which ``streaks.of_text`` takes as
+      text_logits: ``text_logits(config, target)`` returns what ``streaks.of_text`` takes as
         ``logits_of``.
     """
     terms_of = terms(target, config)

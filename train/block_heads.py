@@ -326,16 +326,17 @@ def make_terms(target, config: BlockHeadsTrainingConfig):
 
 
 def law_of(config: BlockHeadsTrainingConfig, target):
-    """Returns ``logits_of`` of ``own_drafts.make_lay``: the corrected logits, those of DFlash2
-    without tokens that are no candidates."""
+    """Returns ``logits_of(table, states, token=None)``, for ``own_drafts.make_lay``: the corrected
+    logits, those of DFlash2 without tokens that are no candidates, but for ``token``."""
     if config.kind != "dflash2":
-        return chunks.logits_of
+        return lambda table, states, token=None: chunks.logits_of(table, states)
 
-    def logits_of(table, states):
+    def logits_of(table, states, token=None):
         size = target.hidden_size
         base = chunks.logits_of(table[:, :size], states[..., :size])
         candidate = candidates_of(base, config.num_candidates)
-        return drawable(chunks.logits_of(table, states), candidate)
+        q = chunks.logits_of(table, states)
+        return drawable(q, candidate) if token is None else with_token(q, candidate, token)
 
     return logits_of
 
@@ -375,26 +376,10 @@ def drawn_cross_entropy(law: jax.Array, logits: jax.Array, candidate: jax.Array 
     return jnp.sum(law * (total - logits), axis=-1)
 
 
-def text_logits(config: BlockHeadsTrainingConfig, target):
-    """Returns ``logits_of`` of ``streaks.of_text``: of DFlash2 the logits of the candidates and of
-    the text's token, as in the loss; None for the others."""
-    if config.kind != "dflash2":
-        return None
-
-    def logits_of(table, states, token):
-        size = target.hidden_size
-        candidate = candidates_of(
-            chunks.logits_of(table[:, :size], states[..., :size]), config.num_candidates
-        )
-        return with_token(chunks.logits_of(table, states), candidate, token)
-
-    return logits_of
-
-
 make_loss = functools.partial(
     block.make_loss,
     terms=make_terms,
-    text_logits=text_logits,
+    text_logits=law_of,
     moving=lambda config, number: {"shares": config.shares(number)},
 )
 

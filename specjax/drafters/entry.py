@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections.abc import Mapping
 from typing import Literal
 
 from .._internal.keywords import checks_arguments
@@ -40,6 +41,8 @@ class Entry:
         training or temperature changes their order, the number is a judgement. Heads that no
         benchmark compares, or that lose to all others there, have 0. None: never, as of a base for
         other drafters.
+      raised: ``(key, priority)``, the priority of heads whose ``config.json`` gives that key
+        another value than zero or none.
     """
 
     name: str
@@ -50,6 +53,13 @@ class Entry:
     kind: Kind = "head"
     aliases: tuple[str, ...] = ()
     priority: int | None = 0
+    raised: tuple[str, int] | None = None
+
+    def priority_of(self, config: Mapping) -> int | None:
+        """The priority of heads with this ``config.json``."""
+        if self.raised is not None and config.get(self.raised[0]):
+            return self.raised[1]
+        return self.priority
 
     @property
     def class_name(self) -> str:

@@ -80,10 +80,9 @@ def head_names() -> tuple[str, ...]:
 
 
 def in_folders() -> tuple[Entry, ...]:
-    """The drafters of a model's own folder that ``auto`` may take, the highest priority first."""
-    held = [entry for entry in entries() if entry.kind == "head" or entry.name == DRAFT]
-    ranked = [(entry.priority, entry) for entry in held if entry.priority is not None]
-    return tuple(entry for _, entry in sorted(ranked, key=lambda pair: -pair[0]))
+    """The drafters of a model's own folder that ``auto`` may take, in the order of registration."""
+    held = (entry for entry in entries() if entry.kind == "head" or entry.name == DRAFT)
+    return tuple(entry for entry in held if entry.priority is not None)
 
 
 def table_names() -> tuple[str, ...]:
@@ -285,7 +284,7 @@ for _entry in (
         "what a decoder layer on the hidden states of several layers predicts",
         formats=(".eagle3", ".eagle3_speculators", ".eagle3_deepspec"),
         recipe=".eagle3",
-        priority=11,
+        priority=12,
     ),
     Entry(
         "p-eagle",
@@ -294,6 +293,7 @@ for _entry in (
         formats=(".eagle3", ".eagle3_speculators"),
         recipe=".eagle3",
         priority=8,
+        raised=("dependency_size", 10),  # places that read the draft
     ),
     Entry(
         "block",
@@ -372,7 +372,7 @@ for _entry in (
         "what modules for multi-token prediction predict",
         formats=(".mtp",),
         recipe=".mtp",
-        priority=10,
+        priority=11,
     ),
     Entry(
         "mtp_heads",

@@ -6,6 +6,7 @@ draft model. Modules for multi-token prediction may lie in the model's checkpoin
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import weakref
@@ -140,9 +141,8 @@ def saved_layers(lm: LM) -> SelfDraft | None:
 def own_names(lm: LM) -> tuple[str, ...]:
     """Returns the names of a model's own drafters that ``auto`` may take.
 
-    Drafters with a higher ``priority`` in the registry come first, and a P-EAGLE head whose places
-    read the draft before DSpark, than which it was faster where both were measured. A draft model
-    must be ``TIMES_SMALLER`` than the target.
+    Drafters with a higher priority come first (``registry.Entry.priority_of`` their config). A
+    draft model must be ``TIMES_SMALLER`` than the target.
 
     Args:
       lm: the target.
@@ -154,13 +154,14 @@ def own_names(lm: LM) -> tuple[str, ...]:
             return folder is not None and _is_small(folder, Path(lm.name))
         return folder is not None or (entry.name == "mtp" and _holds_modules(lm))
 
-    names = [entry.name for entry in registry.in_folders() if held(entry)]
-    folder = _folder_within(lm, "p-eagle")
-    if folder is not None and "dspark" in names:
-        if read_json(folder, "config.json").get("dependency_size"):
-            names.remove("p-eagle")
-            names.insert(names.index("dspark"), "p-eagle")
-    return tuple(names)
+    def rank(entry: registry.Entry) -> int:
+        config, folder = {}, _folder_within(lm, entry.name)
+        if folder is not None:
+            with contextlib.suppress(ValueError, OSError):  # loading says what is wrong with it
+                config = read_json(folder, "config.json")
+        return -(entry.priority_of(config) or 0)
+
+    return tuple(entry.name for entry in sorted(filter(held, registry.in_folders()), key=rank))
 
 
 @_once_a_model

@@ -101,13 +101,9 @@ class Tree:
         """In words such as ``3x2``, where all nodes of each depth have as many children."""
         if self.is_chain:
             return repr(self)
-        children = collections.Counter(self.parents)
-        found = [
-            {children[n] for n, d in enumerate(self.depths) if d == k} for k in range(self.depth)
-        ]
-        if any(len(counts) > 1 for counts in found):
-            return repr(self)
-        return "x".join(str(count) for counts in found for count in counts)
+        wide = collections.Counter(self.depths)
+        counts = [max(1, wide[d + 1] // wide[d]) for d in range(self.depth)]
+        return "x".join(map(str, counts)) if branching(*counts) == self else repr(self)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -151,11 +151,9 @@ def test_the_streak_of_dflash2_is_that_of_its_candidates_as_its_loss_is():
     wanted = nats_of([2 * q], [chunks.Head((jnp.eye(VOCAB), None), None, pieces, None)])[0]
     np.testing.assert_allclose(nats, wanted, rtol=1e-4, atol=1e-5)
     head = chunks.Head((table, None), states, {"next": token}, jnp.ones((ROWS, ANCHORS)))
-    how = dict(temperature=0.5, logits_of=block_heads.text_logits(made, Sized()))
+    how = dict(temperature=0.5, logits_of=block_heads.law_of(made, Sized()))
     np.testing.assert_allclose(streaks.of_text([head], None, **how)[0], nats, rtol=1e-5)
     assert not np.allclose(streaks.of_text([head], None, temperature=0.5)[0], nats, rtol=1e-2)
-    whole = made_of(*words[:2], kind=block_heads.Config)
-    assert block_heads.text_logits(whole, Sized()) is None
 
 
 def test_without_a_floor_d_pace_has_the_gradient_of_the_streak():
