@@ -133,6 +133,7 @@ QUICK = {
     "train/test_streaks.py",
     "train/test_unlikelihood.py",
     "train/test_unroll.py",
+    "train/test_unroll_streaks.py",
 }
 
 # Files of QUICK whose programs run for seconds: only the emitters of fusions are the former ones.

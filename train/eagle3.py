@@ -6,6 +6,7 @@ The sum is over K steps of the unroll (``unroll.py``): the first step reads the 
 the others the head's own outputs. ``p'`` is the target's law after the true tokens, restricted to
 the head's vocabulary and renormalized. Positions whose most likely token is not in that vocabulary
 do not count, and the mean is over the positions that count (the authors' trainer divides by all).
+Another ``weighting`` replaces the powers of ``decay`` (``unroll_streaks.py``).
 
 With ``parallel`` the recipe trains P-EAGLE, which drafts all K tokens in one pass: the steps after
 the first read the embedding of a mask token and a learned vector in place of the features. Every
@@ -34,7 +35,7 @@ import specjax
 from specjax.drafters import eagle3, peagle
 from specjax.models.config import DecoderConfig
 
-from . import frozen
+from . import frozen, unroll_streaks
 from .config import ConfigError
 from .rows import Heads, fresh
 from .unroll import unroll
@@ -66,6 +67,8 @@ class Eagle3TrainingConfig(frozen.FrozenConfig):
     mask_token: int = -1  # with parallel, a mask's; -1: an unused row, else end of text
     dependency_size: int = 0  # with parallel, size of the layer that reads the draft; 0: none
     window: int = 0  # tokens that the head attends to, at least data.length; 0: the whole text
+    weighting: str = "decay"  # of steps: by decay; by accepted streaks: d-pace, ce-streak
+    pace_floor: float = 0.5  # alpha of d-pace: 0 weighs by streaks alone, 1 step k by K + 1 - k
     teacher_share: float = 1.0  # always 1: the head learns the target's law
 
     def __post_init__(self):
@@ -84,6 +87,7 @@ class Eagle3TrainingConfig(frozen.FrozenConfig):
                 f"dependency_size={self.dependency_size} without parallel: an EAGLE-3 head reads "
                 "its own draft in each pass; leave it out, or give parallel=true"
             )
+        unroll_streaks.check(self.weighting, self.pace_floor)
         if self.teacher_share != 1:
             raise ConfigError(
                 f"teacher_share={self.teacher_share}: EAGLE-3 learns the target's law; leave it out"
@@ -284,4 +288,5 @@ def make_eagle3(config: Eagle3TrainingConfig, setting: frozen.Setting) -> Heads:
 def run(config: Eagle3TrainingConfig, *, dry_run: bool = False) -> None:
     """Trains an EAGLE-3 or P-EAGLE head and exports it to ``run.folder/model``."""
     setting = frozen.make_setting(config, lambda n: config.layers or eagle3.usual_layers(n))
-    frozen.train(config, setting, make_eagle3(config, setting), dry_run=dry_run)
+    heads, make_loss = make_eagle3(config, setting), unroll_streaks.make_loss
+    frozen.train(config, setting, heads, dry_run=dry_run, make_loss=make_loss)

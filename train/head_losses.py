@@ -117,6 +117,22 @@ def nats(q, said: Said, teacher_share: float):
     return value
 
 
+def terms_of(cap: float | None, teacher_share: float):
+    """Returns the function ``terms`` of ``chunks.totals`` for one head; see ``head_losses``.
+
+    Places that do not count (``Said.known``) have a loss of 0.
+    """
+
+    def terms(output, states, said, _):
+        table, bias = output
+        value = nats(chunks.logits_of(table, states, cap, bias), said, teacher_share)
+        if said.known is None:
+            return {"loss": value}
+        return {"loss": value * said.known, "count": said.known}
+
+    return terms
+
+
 def head_losses(
     outputs, target, params, rows: Rows, teacher_share: float, vocab=None, capped=True
 ) -> list[Mean]:
@@ -129,17 +145,9 @@ def head_losses(
     count if the target's best token is in that vocabulary, and ``teacher_share`` must be 1.
     ``capped``: see ``Heads``.
     """
-    cap = target.config.logit_softcap if capped else None
-
-    def terms(output, states, said, _):
-        table, bias = output
-        value = nats(chunks.logits_of(table, states, cap, bias), said, teacher_share)
-        if said.known is None:
-            return {"loss": value}
-        return {"loss": value * said.known, "count": said.known}
-
     heads, laws = laid(outputs, rows), Laws(target, vocab)
     table = laws.table(params) if teacher_share else None
+    terms = terms_of(target.config.logit_softcap if capped else None, teacher_share)
     found = chunks.totals(terms, heads, table, places_of(rows), common=laws.said)
     return [
         Mean(loss, others.get("count", jnp.sum(head.weight)))

@@ -57,6 +57,11 @@ def soft_cross_entropy(p: jax.Array, q_logits: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(wide, axis=-1) - jnp.sum(p * jnp.maximum(wide, FLOOR), axis=-1)
 
 
+def overlap(p: jax.Array, q_logits: jax.Array) -> jax.Array:
+    """``sum_x min(p(x), q(x))``; ``p`` are probabilities, float32 ``[..., V]``."""
+    return jnp.sum(jnp.minimum(p, jax.nn.softmax(q_logits.astype(jnp.float32))), axis=-1)
+
+
 def _kl(log_a, log_b):
     return jnp.sum(jnp.exp(log_a) * (log_a - log_b), axis=-1)
 
