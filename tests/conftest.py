@@ -129,11 +129,24 @@ def pytest_collection_modifyitems(config, items):
         here = many == (DEVICES > 1) or DEVICES > 1 and repeated
         run = names is None or tier in names and here
         (kept if run else dropped).append(item)
-        if group := table.group(file, test):
-            item.add_marker(pytest.mark.xdist_group(group))
     items[:] = kept
     if dropped:
         config.hook.pytest_deselected(items=dropped)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Has a worker run the tests of a group; the marks that xdist has for it need another pytest
+    (pytest-xdist 3.8 sets a name of tests that pytest 9.2 does not read)."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            place, _, test = nodeid.partition("::")
+            file = below(config.rootpath / place)
+            return config.stash[schedule].group(file, test) or nodeid
+
+    return ByGroup(config, log)
 
 
 @pytest.fixture(autouse=True)

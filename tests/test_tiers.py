@@ -1,7 +1,10 @@
 """The table of tiers: every line of it matches a test, and what it says is what is run."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -130,3 +133,16 @@ def test_every_planted_fault_is_in_the_default_tier():
     faults = [fault for fault in planted() if not table.many(*fault)]
     assert len(faults) > 50
     assert not [fault for fault in faults if table.tier(*fault) != DEFAULT]
+
+
+def test_a_worker_runs_a_file_whole():
+    """Otherwise its fixtures and programs are made by each worker, which takes far longer."""
+    pytest.importorskip("xdist")
+    files = "tests/test_edges.py", "tests/test_topology.py"
+    command = [sys.executable, "-m", "pytest", *files, "--tier", "default", "-n", "2", "-vvv"]
+    own = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    root = Path(__file__).parent.parent
+    done = subprocess.run(command, cwd=root, env=own, capture_output=True, text=True)
+    ran = set(re.findall(r"\[(gw\d)\].* PASSED (\S+)::", done.stdout))
+    assert {file for _, file in ran} == {*files}, done.stdout + done.stderr
+    assert len(ran) == len(files)

@@ -101,6 +101,7 @@ FOLDERS = {
     "train/test_start.py": [("another_shape", DEFAULT), (EVERYTHING, MERGE)],
     "train/test_streaks.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "train/test_unlikelihood.py": [("learns_not", FULL), (EVERYTHING, MERGE)],
+    "train/test_unroll_streaks.py": [("formulas", MERGE), (EVERYTHING, FULL)],
     "train/test_unroll.py": [("fault", DEFAULT), ("of_queries|eagle-512", FULL), ("", MERGE)],
     "train/": FULL,
 }

@@ -1,11 +1,13 @@
 """Shared by tests of recipes: a corpus, a target trained on it for a few steps, and its text."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from brief_runs import SHAPE
+from quickly import compiling_quickly
 from specjax.train.cli import main
 
 
@@ -22,8 +24,13 @@ class Place:
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory):
+def place(tmp_path_factory, hurried):
     """A folder with a corpus, a target trained on it for a few steps, and text by that target."""
+    with compiling_quickly() if hurried else contextlib.nullcontext():
+        return made(tmp_path_factory)
+
+
+def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("recipes")
     (root / "corpus").mkdir()
     (root / "empty.toml").write_text("")
