@@ -136,9 +136,15 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Has a worker run the tests of a group; the marks that xdist has for it need another pytest
-    (pytest-xdist 3.8 sets a name of tests that pytest 9.2 does not read)."""
+    """Has one worker run all tests of a group, unless another way to distribute them is asked for.
+
+    The marks that pytest-xdist has for groups do nothing with pytest 9.2: pytest-xdist 3.8 adds the
+    groups to names of tests that are not read any more.
+    """
     from xdist.scheduler import LoadScopeScheduling
+
+    if config.getvalue("dist") != "load":
+        return None
 
     class ByGroup(LoadScopeScheduling):
         def _split_scope(self, nodeid):
