@@ -282,7 +282,9 @@ def test_comparison_counts_tokens_a_round_of_each_head_on_each_tree(place, train
         output=str(root / "table.md"),
     )
     compare.run(made)
-    rows = [line.split("|") for line in (root / "table.md").read_text().splitlines()[2:]]
+    said, _, *table = (root / "table.md").read_text().splitlines()
+    assert "4 held-out prompts" in said
+    rows = [line.split("|") for line in table[2:]]
     assert [(row[1], row[3], row[4]) for row in rows] == [
         (" hydra ", " chain:2 ", " 2 "),
         (" hydra ", " 2x1 ", " 4 "),
