@@ -145,7 +145,7 @@ def test_the_streak_of_dflash2_is_that_of_its_candidates_as_its_loss_is():
     nats = block_heads.make_terms(Sized(), made)((table, None), states, None, pieces)["loss"]
     base = states[..., :SIZE] @ table[:, :SIZE].T
     best = np.argsort(np.asarray(-base), axis=-1)[..., :2]
-    q = np.full(base.shape, -np.inf)
+    q = np.full(base.shape, -1e9)  # finite, since it meets zeros
     for among in (best, token[..., None]):
         np.put_along_axis(q, among, np.take_along_axis(states @ table.T, among, 2), 2)
     wanted = nats_of([2 * q], [chunks.Head((jnp.eye(VOCAB), None), None, pieces, None)])[0]
