@@ -135,6 +135,7 @@ DELAYS = {
     ],
     "test_spire.py": [(r"greedy_texts.*\[None", FULL)],
     "test_stepwise.py": [("0.0-(tree|draft)", FULL)],
+    "test_tiers.py": [("worker_runs", MERGE)],
     "test_switched.py": [("one_program", FULL)],
     "test_synthetic.py": [("with its cost", FULL)],
     "test_tables.py": [("what_they_share_once", MERGE)],

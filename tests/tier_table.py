@@ -390,7 +390,6 @@ LINES = {
         ("general_words|cannot_be_traced|decide_as", MERGE),
         (EVERYTHING, FULL),
     ],
-    "test_tiers.py": [("worker_runs", MERGE)],
     "test_trace_page.py": MERGE,
     "test_workloads.py": FULL,
     "test_windows.py": [

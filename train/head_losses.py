@@ -117,6 +117,11 @@ def nats(q, said: Said, teacher_share: float):
     return value
 
 
+def cap_of(heads: Heads, target) -> float | None:
+    """The cap of the logits of the heads."""
+    return target.config.logit_softcap if heads.capped else None
+
+
 def terms_of(cap: float | None, teacher_share: float):
     """Returns the function ``terms`` of ``chunks.totals`` for one head; see ``head_losses``.
 
@@ -184,7 +189,7 @@ def make_measure(heads: Heads, target, read, config):
     ``greedy_tau``, the tokens emitted per round if the text were decoded greedily. The last one is
     exact for text that the target wrote greedily.
     """
-    laws, cap = Laws(target, heads.vocab), target.config.logit_softcap if heads.capped else None
+    laws, cap = Laws(target, heads.vocab), cap_of(heads, target)
 
     def terms(tables, states, table, pieces):
         """Returns for each head its loss, whether its best token is the target's, and weights."""

@@ -36,13 +36,12 @@ def check(weighting: str, pace_floor: float) -> None:
     """Raises ``ConfigError`` for a weighting that this loss does not have, or a bad alpha."""
     if weighting not in KINDS:
         raise ConfigError(f"weighting={weighting!r}; known here: {', '.join(KINDS)}")
-    if not 0 <= pace_floor <= 1:
-        raise ConfigError(f"pace_floor={pace_floor}; accepted: 0 to 1")
+    streaks.check(weighting, pace_floor, 1.0)
 
 
 def accepted(outputs, heads: Heads, target, params, rows: Rows) -> jax.Array:
     """``A_k`` at each position, float32 ``[K, B, T]``, without a gradient."""
-    laws, cap = head_losses.Laws(target, heads.vocab), cap_of(heads, target)
+    laws, cap = head_losses.Laws(target, heads.vocab), head_losses.cap_of(heads, target)
 
     def terms(tables, states, table, pieces):
         said, found = laws.said(table, pieces), []
@@ -58,11 +57,6 @@ def accepted(outputs, heads: Heads, target, params, rows: Rows) -> jax.Array:
     return jnp.stack([x[:, k : k + steps] for k, x in enumerate(found)])
 
 
-def cap_of(heads: Heads, target) -> float | None:
-    """The cap of the logits of the heads."""
-    return target.config.logit_softcap if heads.capped else None
-
-
 def make_loss(heads: Heads, target, read, config):
     """As ``head_losses.make_loss``, with ``config.weighting`` and ``config.pace_floor``."""
     if config.weighting == "decay":
@@ -76,17 +70,21 @@ def make_loss(heads: Heads, target, read, config):
         count, steps = len(outputs), rows.steps(len(outputs))
         fits = jnp.stack([head_losses.inside(rows, k, steps) for k in range(count)])
         shares = accepted(outputs, heads, target, frozen["target"], rows)
-        weights = streaks.weights_of(config.weighting, -jnp.log(shares), fits, config.pace_floor)
+        nats = -jnp.log(shares)
+        weights = streaks.weights_of(config.weighting, nats, fits, config.pace_floor)
         own = [
             head._replace(weight=jnp.pad(weight, ((0, 0), (k, count - 1 - k))))
             for k, (head, weight) in enumerate(
                 zip(head_losses.laid(outputs, rows), weights, strict=True)
             )
         ]
-        terms, table = terms_of(cap_of(heads, target), 1.0), laws.table(frozen["target"])
+        terms, table = (
+            terms_of(head_losses.cap_of(heads, target), 1.0),
+            laws.table(frozen["target"]),
+        )
         found = chunks.totals(terms, own, table, head_losses.places_of(rows), common=laws.said)
         positions = jnp.sum(fits[0] > 0).astype(jnp.float32)
-        streak = jnp.sum(fits * jnp.cumprod(jnp.where(fits > 0, shares, 1.0), axis=0))
+        streak = jnp.sum(fits * streaks.alive(nats, fits))
         total = sum(value for value, _ in found)
         logged = {
             f"accepted_{k + 1}": Mean(jnp.sum(fits[k] * shares[k]), jnp.sum(fits[k]), 0.0)

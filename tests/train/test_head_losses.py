@@ -31,7 +31,7 @@ from specjax.train import (
 from specjax.train.config import DataConfig
 from specjax.train.rows import Rows, make_reader
 from specjax.train.step import make_keys
-from training_toys import logits_of
+from training_toys import TableTarget, logits_of
 
 from specjax.models import DecoderConfig
 from specjax.models.causal_lm import CausalLM
@@ -39,20 +39,8 @@ from specjax.models.lm import LM
 
 # ------------------------------------------------------------------- against the whole at once
 
-ROWS, LENGTH, SIZE, VOCAB = 4, 140, 3, 7  # positions of more than one chunk
+ROWS, LENGTH, SIZE, VOCAB = 4, 140, 3, TableTarget.vocab_size  # positions of more than one chunk
 assert 2 * ROWS * LENGTH > chunks.SEVERAL
-
-
-class Toy:
-    """A target whose LM head alone is asked for."""
-
-    vocab_size = VOCAB
-
-    class config:  # noqa: N801
-        logit_softcap = 4.0
-
-    def head_table(self, params):
-        return params
 
 
 def toy_rows():
@@ -100,7 +88,7 @@ def test_values_and_gradients_of_heads_are_those_of_all_positions_at_once(share,
     outputs[1] = (outputs[0][0], None, outputs[1][2])  # one table for both, once without a bias
 
     def cut(outputs):
-        found = head_losses.head_losses(outputs, Toy(), table, rows, share, vocab, capped)
+        found = head_losses.head_losses(outputs, TableTarget(), table, rows, share, vocab, capped)
         return found[0].value + 0.5 * found[1].value
 
     def whole(outputs):
@@ -120,7 +108,7 @@ def test_a_table_that_does_not_learn_costs_no_gradient():
     states = jnp.ones((SIZE, ROWS * rows.steps(1)))
 
     def loss(table, states):
-        found = head_losses.head_losses([(table, None, states)], Toy(), table, rows, 0.0)
+        found = head_losses.head_losses([(table, None, states)], TableTarget(), table, rows, 0.0)
         return found[0].value
 
     def products(*argnums):
@@ -141,7 +129,7 @@ def two_rows():
     return Rows(tokens=tokens, weight=weight, segments=segments, hidden=hidden)
 
 
-class Uncapped(Toy):
+class Uncapped(TableTarget):
     """The same target without a cap on its logits."""
 
     class config:  # noqa: N801

@@ -8,21 +8,10 @@ import numpy as np
 import pytest
 from specjax.train import chunks, config, eagle3, head_losses, unroll_streaks
 from specjax.train.rows import Heads, Rows
+from training_toys import TableTarget
 
-STEPS, ROWS, LENGTH, SIZE, VOCAB = 3, 2, 11, 4, 7
+STEPS, ROWS, LENGTH, SIZE, VOCAB = 3, 2, 11, 4, TableTarget.vocab_size
 OWN = np.array([1, 2, 4, 5])  # the drafter's vocabulary
-
-
-class Toy:
-    """A target whose LM head alone is asked for."""
-
-    vocab_size = VOCAB
-
-    class config:  # noqa: N801
-        logit_softcap = 4.0
-
-    def head_table(self, params):
-        return params
 
 
 @dataclasses.dataclass
@@ -101,7 +90,7 @@ def by_definition(params, table, how):
 def test_value_and_gradient_are_those_of_the_formulas(kind, monkeypatch):
     monkeypatch.setattr(chunks, "SEVERAL", 2 * STEPS * ROWS)  # several chunks
     (table, params), how = made(), How(kind)
-    loss = unroll_streaks.make_loss(heads_of(), Toy(), rows_of, how)
+    loss = unroll_streaks.make_loss(heads_of(), TableTarget(), rows_of, how)
 
     def value(params):
         return loss(params, {"target": table}, None, None)["loss"].value
@@ -116,7 +105,7 @@ def test_with_alpha_one_a_step_weighs_as_many_as_are_left():
     read = rows_of(None, None)
     one = jnp.zeros_like(read.segments)
     read = dataclasses.replace(read, segments=one, weight=jnp.ones_like(read.weight))
-    given = heads_of(), Toy(), lambda *_: read
+    given = heads_of(), TableTarget(), lambda *_: read
     found = unroll_streaks.make_loss(*given, How("d-pace", 1.0))(params, {"target": table}, None, 0)
     plain = head_losses.make_loss(*given, How("decay"))(params, {"target": table}, None, 0)
     expected = sum((STEPS - k) * plain[f"head_{k + 1}"].total for k in range(STEPS))
@@ -126,7 +115,7 @@ def test_with_alpha_one_a_step_weighs_as_many_as_are_left():
 
 def test_decay_is_the_loss_of_all_other_recipes():
     table, params = made()
-    given = heads_of(), Toy(), rows_of, How("decay")
+    given = heads_of(), TableTarget(), rows_of, How("decay")
     ours, theirs = (
         make(*given)(params, {"target": table}, None, None)
         for make in (unroll_streaks.make_loss, head_losses.make_loss)

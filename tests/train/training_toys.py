@@ -37,6 +37,18 @@ OPTIMIZER = OptimizerConfig(name="adamw", warmup=2, adam_rate=0.01)
 DATA = DataConfig(length=LENGTH, batch=ROWS)
 
 
+class TableTarget:
+    """A target whose LM head alone is asked for: its parameters are that table."""
+
+    vocab_size = 7
+
+    class config:  # noqa: N801
+        logit_softcap = 4.0
+
+    def head_table(self, params):
+        return params
+
+
 def text() -> np.ndarray:
     """Rows of all steps, int32 ``[STEPS, ROWS, LENGTH + 1]``; documents end within them."""
     rng = np.random.default_rng(0)
