@@ -14,6 +14,7 @@ from specjax.drafters import (
     Adaptive,
     Bigram,
     Cascade,
+    Copying,
     DraftModel,
     ExLlama,
     Fallback,
@@ -53,6 +54,12 @@ def hybrid(num_draft, case):
     drafter, weights, rules = case
     lookup = NGram(longest=2, shortest=1, stretch=1)
     return Hybrid(num_draft, inner=drafter, lookup=lookup), weights, rules
+
+
+def copying(case, bonus=(1.0, -0.5, 2.0)):
+    """The same with a bonus, which is a malus after some matches."""
+    drafter, weights, rules = case
+    return Copying(drafter, bonus), weights, rules
 
 
 def fallback(case):
@@ -179,6 +186,9 @@ def combinations(model, near, other, small, of_small):
             ("delta",),
         ),
         "hybrid draft": hybrid(4, (DraftModel(num_draft=2, model=model), near, ("block",))),
+        "copying draft": copying((DraftModel(3, model=model), near, ("block", "coupled"))),
+        "copying self": copying((SelfDraft(2, target=model, exit=1), None, ("rejection",))),
+        "hybrid copying": hybrid(4, copying((DraftModel(2, model=model), near, ("rejection",)))),
         "cascade": cascade(3, COPIES, None),
         "cascade draft": cascade(3, DraftModel(2, model=model), other),
         "cascade suffix": cascade(3, Suffix(num_draft=3, **RASH), None),

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import two_vocabularies
 from block_lines import block_lines
-from combinations import RASH, TREE, adaptive, combinations, fallback, hybrid
+from combinations import RASH, TREE, adaptive, combinations, copying, fallback, hybrid
 from toys import TreeDrafter, bag, counted, decoder_weights, heads, like, probe, shared, small_layer
 
 from specjax import trees
@@ -344,6 +344,9 @@ def cases(model, params, near=None, other=None):
         "eagle": head(Eagle, eagle, TREE, ("rejection",), picks="distinct"),
         "eagle3": head(top, eagle3, (-1, 0, 1, 2), ("block", "coupled"), picks="iid"),
         "adaptive eagle3": adaptive(head(top, eagle3, trees.Expand(2, 3, 5), rules=())),
+        "copying medusa": copying(head(Medusa, MedusaConfig, TREE, ("rejection",), picks="iid")),
+        "copying eagle3": copying(head(top, eagle3, TREE, ("rejection",), picks="distinct")),
+        "adaptive copying": adaptive(copying(head(top, eagle3, trees.Expand(2, 3, 5), rules=()))),
         "p-eagle": head(once, eagle3, TREE, ("rejection",), picks="distinct", mask_token=0),
         "p-eagle dependent": head(
             once, eagle3, TREE, ("rejection",), picks="distinct", mask_token=0, dependency_size=5

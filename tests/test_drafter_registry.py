@@ -266,6 +266,7 @@ class Odd(Copies):
     vocab_size = 11
     can_rewind = False
     can_rest = True
+    takes_sibling_sampling = True
 
 
 WRAPPERS = {
@@ -273,6 +274,7 @@ WRAPPERS = {
     "hybrid": lambda inner: drafters.Hybrid(inner=inner),
     "fallback": lambda inner: drafters.Fallback(first=drafters.SAM(num_draft=2), inner=inner),
     "cascade": lambda inner: drafters.Cascade(drafters.DraftModel(2, model=bag(11, 3)[0]), inner),
+    "copying": drafters.Copying,
     "horizontal": lambda inner: drafters.Horizontal(drafters=(inner, drafters.NGram(2))),
     "union": lambda inner: drafters.Union(drafters=(drafters.NGram(2), inner)),
     "synthetic": lambda inner: drafters.Synthetic(2, 0.5, inner),

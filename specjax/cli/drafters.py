@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..drafters import registry
-from ..text.drafter_names import AUTO, LOOKUPS
+from ..text.drafter_names import AUTO, COPYING, LOOKUPS
 from ..text.own_layers import SELF
 
 # what is typed and what it means, beside the names of the registry
@@ -20,6 +20,7 @@ OTHER_WAYS = {
     "cascade:OUTER:INNER": "the draft model OUTER, for which INNER drafts: ngram, NAME, a cascade",
     ", ".join(f"{lookup}NAME" for lookup in LOOKUPS): "copied tokens where the text repeats "
     "itself, else what draft, self, NAME or the heads of a name below propose",
+    f"{COPYING}NAME": "what draft, self, NAME or heads propose, more often what stood in the text",
 }
 
 

@@ -302,7 +302,8 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
             f"{of_weights[0]}: --drafter {drafter} has no weights; give --drafter draft, or the "
             "folder or hub name of a draft model"
         )
-    lookups = "|".join(map(re.escape, drafter_names.LOOKUPS))
+    before = (*drafter_names.LOOKUPS, drafter_names.COPYING)
+    lookups = "|".join(map(re.escape, before))
     if arguments.drafter_quantize and re.fullmatch(f"({lookups})*draft", drafter):
         drafter = drafter.removesuffix("draft") + (own_drafters.own_draft_name(lm) or "draft")
     if num is not None and not auto_number.is_auto(num) and drafter in drafter_names.NO_DRAFTS:

@@ -202,6 +202,12 @@ for _entry in (
         "what a draft model predicts, which another drafter drafts for",
         kind="wrapper",
     ),
+    Entry(
+        "copying",
+        ".copying:Copying",
+        "what another drafter proposes, more often what stood in the text before",
+        kind="wrapper",
+    ),
     Entry("horizontal", ".horizontal:Horizontal", "several drafters in turn", kind="wrapper"),
     Entry("union", ".union:Union", "what several drafters propose, as one tree", kind="wrapper"),
     Entry(

@@ -48,6 +48,7 @@ AUTO = "auto"  # the drafter that a model has itself, see ``own_drafters.auto_dr
 NO_DRAFTS = ("none", "plain")  # names of plain decoding
 # before a drafter's name: tokens are copied if possible (drafters/hybrid.py, fallback.py)
 LOOKUPS = ("ngram+", "suffix+", "sam+")
+COPYING = "copy+"  # a bonus for what stood in the text before (drafters/copying.py)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -55,8 +56,8 @@ class WithLookup:
     """The drafter of a name such as ``"ngram+draft"``.
 
     Attributes:
-      inner: the drafter that drafts where nothing can be copied.
-      lookup: one of ``LOOKUPS``.
+      inner: the drafter that drafts where nothing can be copied, or that has the bonus.
+      lookup: one of ``LOOKUPS``, or ``COPYING``.
     """
 
     inner: LM | HeadLM | SelfDraft | WithLookup | str
@@ -157,19 +158,23 @@ def resolve_drafter(
 
 
 def _with_lookup(lm: LM, drafter: WithLookup, most: int | None, shape, how):
-    """Returns the drafter of a lookup and what stands after it, and the weights of that.
+    """Returns the drafter of what stands before a name and of the name, and its weights.
 
     Args:
       most: the most tokens that are drafted a round, or None.
       shape: the tree of the inner drafter, or None.
       how: see ``resolve_drafter``.
     """
+    if drafter.lookup == COPYING:
+        inner, params = resolve_drafter(lm, drafter.inner, most, None, shape, how)
+        return drafters.Copying(inner), params
     own: int | None = NUM_DRAFT if most is None else min(most, NUM_DRAFT)
-    if isinstance(drafter.inner, HeadLM):
-        heads = drafter.inner.drafter
+    held = without_copying(drafter.inner)
+    if isinstance(held, HeadLM):
+        heads = held.drafter
         own = min(own, heads.max_depth or own, getattr(heads, "trained_depth", None) or own)
-    if isinstance(drafter.inner, str | WithLookup):  # a table has its own usual number
-        own = most if _takes_number(drafter.inner) else None
+    if isinstance(held, str | WithLookup):  # a table has its own usual number
+        own = most if _takes_number(held) else None
     inner, params = resolve_drafter(
         lm, drafter.inner, None if shape is not None else own, None, shape, how
     )
@@ -189,6 +194,7 @@ def _most_drafts(drafter: DrafterGiven) -> int | None:
     as heads that cannot draft deeper, or that have a tree of their own."""
     if not _takes_number(drafter):
         return None
+    drafter = without_copying(drafter)
     if not isinstance(drafter, HeadLM) or other_vocabulary.is_draft_model(drafter):
         return AUTO_DRAFTS
     heads = drafter.drafter
@@ -200,6 +206,13 @@ def _takes_number(drafter: DrafterGiven) -> bool:
     while isinstance(drafter, WithLookup):
         drafter = drafter.inner
     return not isinstance(drafter, str) or tables.takes_number(drafter)
+
+
+def without_copying(drafter):
+    """Returns a drafter as ``named`` does, without ``COPYING`` before its name."""
+    while isinstance(drafter, WithLookup) and drafter.lookup == COPYING:
+        drafter = drafter.inner
+    return drafter
 
 
 def simple_names() -> tuple[str, ...]:
@@ -229,6 +242,11 @@ def _check_name(name: str, whole: str = "") -> None:
     while lookup := lookup_of(name):
         name, before = name.removeprefix(lookup), lookup
     plain = name in (*NO_DRAFTS, AUTO)  # nothing can be copied before these
+    if before == COPYING and is_simple(name):
+        raise ValueError(
+            f"drafter={drafter!r}: {name!r} has no logits that a bonus could be added to; accepted "
+            f"after {COPYING!r} are heads, draft models, and layers of the target"
+        )
     if name in ("draft", *_heads()) or is_simple(name) and not (before and plain):
         return
     if name.partition(":")[0] == SELF or other_vocabulary.method_of(name):
@@ -265,8 +283,8 @@ def _check_name(name: str, whole: str = "") -> None:
 
 
 def lookup_of(name: str) -> str:
-    """Returns the one of ``LOOKUPS`` with which a name begins, or ``""``."""
-    return next((lookup for lookup in LOOKUPS if name.startswith(lookup)), "")
+    """Returns the one of ``LOOKUPS``, or ``COPYING``, with which a name begins, or ``""``."""
+    return next((before for before in (*LOOKUPS, COPYING) if name.startswith(before)), "")
 
 
 def _checked(tree, num_draft) -> trees.Topology:

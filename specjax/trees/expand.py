@@ -25,6 +25,7 @@ from ..sampling import drawing
 from ..sampling.noise import least
 from ..types import ROOT, Context, Draft
 from .confidence import is_sure, thresholds
+from .copies import with_copies
 from .levels import Words, adjusted_logits, if_wanted, probabilities, scores
 from .topology import Beams, Expand, Follow, Tree
 
@@ -80,6 +81,9 @@ def expand(
     least ``E / q``, whatever ``sibling_sampling`` says (where each path has noise of its own: the
     token with the least of the child's own paths), and the draft states no laws.
 
+    Where ``context.copy_bonus`` is given, logits are those of ``level`` with that bonus on what
+    stood in the text before (``copies.py``).
+
     Where ``context.width`` is given, depths beyond it are not looked at; nor, in a static chain,
     those for which ``context.stop_drafting`` holds. Where ``context.confidence`` is given, nothing
     is drafted below unsure nodes of a static tree; a tree that follows what is probable grows on in
@@ -90,6 +94,8 @@ def expand(
       int32 ``[1 or B, N]`` says where a node of the draft is among them, -1 if it is not.
     """
     check_sibling_sampling(sibling_sampling, topology)
+    if context.copy_bonus is not None:
+        level = with_copies(level, context, words, context.copy_bonus)
     own = context.noise is not None and context.noise.by_path
     if own and not isinstance(topology, Tree):
         raise ValueError(

@@ -17,6 +17,7 @@ from specjax.drafters import (
     Adaptive,
     Bigram,
     Cascade,
+    Copying,
     DraftModel,
     ExLlama,
     Fallback,
@@ -175,6 +176,9 @@ def with_settings(generator, drafter: Drafter, weights, model: Model, chains: bo
     if isinstance(drafter, Adaptive):
         inner, own = with_settings(generator, drafter.inner, weights["inner"], model)
         return adaptive(generator, inner, own)
+    if isinstance(drafter, Copying):
+        inner, own = with_settings(generator, drafter.inner, weights, model, chains)
+        return copying(generator, inner), own
     if isinstance(drafter, TableBefore):
         chains = bool(generator.random() < 0.5)
         inner, own = with_settings(generator, drafter.inner, weights, model, chains)
@@ -267,6 +271,10 @@ def adaptive(generator, inner: Drafter, weights):
     return drafter, {"inner": weights, "costs": costs.astype(np.float32)}
 
 
+def copying(generator, inner: Drafter) -> Copying:
+    return Copying(inner, tuple(generator.uniform(-2, 4, between(generator, 1, 4)).tolist()))
+
+
 def hybrid(generator, inner: Drafter) -> Hybrid:
     num = pick(generator, (0, inner.depth, inner.depth + 2))
     return Hybrid(num, inner=inner, lookup=random_lookup(generator))
@@ -281,6 +289,7 @@ WRAPPERS = (
     "adaptive",
     "hybrid",
     "fallback",
+    "copying",
     "union",
     "union",
     "adaptive hybrid",
@@ -303,6 +312,8 @@ def wrapped(generator, kind: str, drafter, weights, another: Callable):
         return hybrid(generator, drafter), weights
     if kind == "fallback":
         return fallback(generator, drafter), weights
+    if kind == "copying":
+        return copying(generator, drafter), weights
     if kind == "synthetic":
         if drafter.depth < drafter.num_draft:
             raise ValueError("it replaces the tokens of chains")

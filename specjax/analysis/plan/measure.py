@@ -389,7 +389,8 @@ def possible(drafter, lengths: Sequence[int]) -> list[int]:
     """
     if isinstance(drafter, str) and not takes_number(drafter):
         return [0]
-    most = drafter.drafter.max_depth if isinstance(drafter, HeadLM) else None
+    held = drafter_names.without_copying(drafter)
+    most = held.drafter.max_depth if isinstance(held, HeadLM) else None
     return [*lengths] if most is None else sorted({min(length, most) for length in lengths})
 
 

@@ -86,10 +86,8 @@ class CpuBackend(XlaCpuBackend):
         return calls.norm(x, weight, bias, eps, centered, plus_one, super().norm)
 
     def swiglu(self, gate, up):
-        """In float32 XLA fuses it with others, which is faster where there are few columns."""
-        long = bits_may_move() and gate.shape[-1] > calls.MOST_COLUMNS
-        fused = gate.dtype == _FLOAT32 and not long
-        if fused or on_mesh() or not _takes(gate, up):
+        """Of any width, so that a column has the same bits beside others."""
+        if on_mesh() or not _takes(gate, up):
             return super().swiglu(gate, up)
         return calls.swiglu(gate, up, super().swiglu)
 

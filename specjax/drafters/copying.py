@@ -1,0 +1,67 @@
+"""Drafts as another drafter does, with more weight on what the text said before.
+
+    logits'[x] = logits[x] + bonus(m)
+
+``logits`` are those of the inner drafter below a node, x is the token that followed where most of
+the end of the path to the node stands in the committed text, and m is the number of tokens that
+match there (``trees/copies.py``). Texts repeat names, lines and phrases. A head that drafts all
+depths at once, or from one hidden state, cannot look at the text after each drafted token, as the
+target does. ``Hybrid`` and ``Fallback`` copy a whole draft instead of what the inner drafter
+knows; here both have a say at each token.
+
+Lossless: yes, wherever the inner drafter is. The bonus depends on the committed text and on the
+tokens above a node, and is added before the law of the draft is made, which is stated as drawn.
+
+Example::
+
+    specjax.generate(lm, "def f(x):", drafter="copy+p-eagle")
+
+References: none for this way to draft. Grave et al., 1612.04426, and Khandelwal et al., 1911.00172,
+mix the law of a model with that of what followed in a text; prompt lookup (``ngram.py``) and
+CopySpec, 2502.08923, draft copies of the text alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ..trees.copies import BONUS
+from ..types import DrafterWrapper
+
+
+@dataclasses.dataclass(frozen=True)
+class Copying(DrafterWrapper):
+    """Drafts with ``inner``, whose weights are ``params["drafter"]``.
+
+    Attributes:
+      inner: heads, a draft model or a part of the target: a drafter that ranks tokens by logits.
+      bonus: nats by the number of tokens that match, from one on; the last is for more, too.
+
+    Raises:
+      ValueError: ``inner`` has no logits, or ``bonus`` is no tuple of finite numbers.
+    """
+
+    bonus: tuple[float, ...] = BONUS
+
+    def __post_init__(self):
+        if not self.inner.takes_sibling_sampling:
+            raise ValueError(
+                f"Copying(inner={type(self.inner).__name__}): it has no logits that a bonus could "
+                "be added to; accepted are heads, draft models, and layers of the target"
+            )
+        given = self.bonus
+        real = isinstance(given, tuple) and all(type(x) in (int, float) for x in given)
+        if not (real and given and all(map(math.isfinite, given))):
+            raise ValueError(
+                f"Copying(bonus={given!r}): accepted is a tuple of finite numbers, in nats: for a "
+                f"match of one token, of two and so on, such as {BONUS}"
+            )
+
+    @property
+    def name(self) -> str:
+        return f"copy+{self.inner.name}"
+
+    def draft_step(self, params, target_params, state, context):
+        context = dataclasses.replace(context, copy_bonus=self.bonus)
+        return self.inner.draft_step(params, target_params, state, context)

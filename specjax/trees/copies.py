@@ -1,0 +1,75 @@
+"""A bonus for the token that followed where the end of a path stood before.
+
+    logits'[x] = logits[x] + bonus[m]
+
+The end of a path are the tokens drafted down to a node and the committed ones before them. Where
+most of it, m tokens, stands in the committed text, x is the token that follows there; of several
+such places the latest counts. ``drafters/copying.py`` says what that is good for.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ..types import Context, Draft
+from .levels import Words, path_tokens
+
+# nats by the number of tokens that match, from one on; the last is for more, too
+BONUS = (0.0, 0.0, 1.0, 2.0, 3.0, 4.0)
+
+
+def with_copies(level, context: Context, words: Words | None, bonus: tuple[float, ...]):
+    """The method ``level`` of ``trees.expand`` with the bonus on its logits.
+
+    Args:
+      words: those of the drafter, see ``trees.expand``.
+      bonus: see ``BONUS``.
+
+    Returns:
+      a method whose logits are ``[B, W, V]``, or ``[B, W, Vd]``. Each call makes ``L len(bonus)``
+      comparisons for each of its W nodes.
+    """
+
+    def copying(carry, grown, since):
+        logits, carry = level(carry, grown, since)
+        matched, token = latest_longest(context, ends(context, grown, since, len(bonus)))
+        gain = jnp.asarray((0.0, *bonus), logits.dtype)[matched]
+        ids = jnp.arange(logits.shape[2], dtype=jnp.int32) if words is None else words.ids
+        return logits + jnp.where(ids == token[..., None], gain[..., None], 0), carry
+
+    return copying
+
+
+def ends(context: Context, grown: Draft, since: int, longest: int) -> jax.Array:
+    """The last tokens of the paths to the nodes ``since:``, int32 ``[B, W, longest]``, the newest
+    first; -1 before the beginning of the text."""
+    path = path_tokens(grown, since)[:, :, ::-1]  # [B, W, D + 1], the root last
+    before = context.length[:, None] - 2 - jnp.arange(longest, dtype=jnp.int32)
+    text = jnp.take_along_axis(context.tokens, jnp.maximum(before, 0), axis=1)
+    text = jnp.where(before >= 0, text, -1)[:, None]
+    text = jnp.broadcast_to(text, (*path.shape[:2], longest))
+    return jnp.concatenate([path, text], axis=2)[:, :, :longest]
+
+
+def latest_longest(context: Context, ends: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Finds where in the committed text most of each end stands; of several places the latest.
+
+    Args:
+      ends: int32 ``[B, W, K]``, the newest token first; -1: none.
+
+    Returns:
+      int32 ``[B, W]`` each: how many of its tokens stand there, from 0 to K; and the token that
+      follows there, which is any token where none match.
+    """
+    tokens, size = context.tokens, context.tokens.shape[1]
+    place = jnp.arange(size, dtype=jnp.int32)
+    same = (place < context.length[:, None] - 1)[:, None]  # a committed token follows
+    matched = jnp.zeros((*ends.shape[:2], size), jnp.int32)
+    for back in range(ends.shape[2]):
+        before = jnp.pad(tokens, ((0, 0), (back, 0)), constant_values=-2)[:, None, :size]
+        same = same & (before == ends[:, :, back, None])
+        matched += same
+    best = jnp.max(matched * size + place, axis=2)
+    after = jnp.minimum(best % size + 1, size - 1)
+    return best // size, jnp.take_along_axis(tokens, after, axis=1)

@@ -1,0 +1,147 @@
+"""The bonus for what stood in the text before: where it falls, what it is called, and a fault."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_sampled import CASES, ROWS, WARM, exact, lawful, sample
+
+import specjax
+from benchmarks import heldout
+from specjax import trees
+from specjax.drafters import Copying, Hybrid, Medusa, NGram
+from specjax.text import drafter_names
+from specjax.trees import copies
+from specjax.trees.levels import Words
+from specjax.types import Context, Draft
+
+BONUS = (0.25, -1.0, 2.0)
+VOCAB = 5
+
+
+def followed(text, end, longest):
+    """How much of ``end``, newest first, stands in ``text`` with a token after it, and that token:
+    a loop over the places, as the module's docstring says it."""
+    best, token = 0, None
+    for place in range(len(text) - 1):
+        size = 0
+        while size < min(longest, len(end), place + 1) and text[place - size] == end[size]:
+            size += 1
+        if size and size >= best:
+            best, token = size, text[place + 1]
+    return best, token
+
+
+@pytest.mark.parametrize("parents", [(-1,), (-1, 0, 0, 1, 1, 3)])
+@pytest.mark.parametrize("part", [False, True])
+def test_the_token_after_the_latest_of_the_longest_matches_has_the_bonus(parents, part):
+    """At every depth of a tree, over the whole vocabulary and a part of it; what stands beyond the
+    end of a text is not read."""
+    rng = np.random.default_rng(len(parents))
+    batch, size = 24, 20
+    tokens = rng.integers(0, VOCAB, (batch, size)).astype(np.int32)
+    lengths = rng.integers(1, size + 1, batch).astype(np.int32)
+    drafted = rng.integers(0, VOCAB, (batch, len(parents) - 1)).astype(np.int32)
+    ids = np.asarray([3, 0, 4]) if part else np.arange(VOCAB)
+    words = Words(jnp.asarray(ids, jnp.int32), VOCAB) if part else None
+    logits = rng.normal(size=(batch, 1, len(ids))).astype(np.float32)
+
+    def bonuses(tokens):
+        context = Context(
+            tokens=jnp.asarray(tokens),
+            length=jnp.asarray(lengths),
+            budget=jnp.ones(batch, jnp.int32),
+            key=jax.random.split(jax.random.key(0), batch),
+            sampling=specjax.Sampling(),
+        )
+        level = copies.with_copies(lambda carry, *_: (logits, carry), context, words, BONUS)
+        nodes = jnp.concatenate([context.root[:, None], drafted], axis=1)
+        depths = np.asarray(trees.Tree(parents).depths)
+        found = []
+        for depth in range(depths.max() + 1):
+            known = (depths <= depth).sum()
+            grown = Draft(start=lengths - 1, tokens=nodes[:, :known], topology=parents[:known])
+            out, carry = level("kept", grown, int((depths < depth).sum()))
+            assert carry == "kept" and out.shape == (batch, (depths == depth).sum(), len(ids))
+            found.append(np.asarray(out) - logits)
+        return np.concatenate(found, axis=1)
+
+    found, hits = bonuses(tokens), 0
+    for row in range(batch):
+        text = tokens[row, : lengths[row]].tolist()
+        for node in range(len(parents)):
+            path, at = [], node
+            while at > 0:
+                path, at = [*path, int(drafted[row, at - 1])], parents[at]
+            matched, token = followed(text, path + text[::-1], len(BONUS))
+            wanted = np.where(ids == token, (0.0, *BONUS)[matched], 0.0)
+            np.testing.assert_allclose(found[row, node], wanted, atol=1e-6)
+            hits += bool(wanted.any())
+    assert hits > 8 * len(parents)
+    beyond = np.where(np.arange(size) < lengths[:, None], tokens, (tokens + 1) % VOCAB)
+    np.testing.assert_array_equal(bonuses(beyond), found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unstated(Copying):
+    """Draws with the bonus, and states the laws without it."""
+
+    def draft_step(self, params, target_params, state, context):
+        draft, after = super().draft_step(params, target_params, state, context)
+        plain, _ = self.inner.draft_step(params, target_params, state, context)
+        return dataclasses.replace(draft, laws=plain.laws), after
+
+
+def test_fault_a_law_that_is_stated_without_the_bonus_is_seen():
+    """As a chain of one token, whose law depends on nothing that is drafted. (With the law of the
+    bonus this is the line "copying medusa" of the registry.)"""
+    drafter, weights, _ = CASES["copying medusa"]
+    one = drafter.inner.with_topology(trees.chain(1))
+    for made, is_lawful in ((Copying(one, (2.0,)), True), (Unstated(one, (2.0,)), False)):
+        counts, _ = sample(made, weights, "rejection", WARM, rows=ROWS // 8)
+        assert lawful(counts, exact("warm")) == is_lawful
+
+
+def test_a_name_says_what_the_bonus_is_for():
+    lm = specjax.load("embedded")
+    made, params = drafter_names.resolve_drafter(lm, "copy+medusa", 2)
+    assert isinstance(made, Copying) and isinstance(made.inner, Medusa) and made.num_draft == 2
+    assert (made.name, made.bonus) == ("copy+medusa", copies.BONUS) and params is not None
+    adaptive, _ = drafter_names.resolve_drafter(lm, "copy+medusa", "auto")
+    assert isinstance(adaptive.inner, Copying) and adaptive.depth == made.inner.max_depth
+    hybrid, _ = drafter_names.resolve_drafter(lm, "ngram+copy+medusa", 7)
+    assert isinstance(hybrid, Hybrid) and isinstance(hybrid.inner, Copying)
+    assert hybrid.inner.depth == made.inner.max_depth
+    draft, _ = drafter_names.resolve_drafter(lm, "copy+draft", tree="2x1")
+    assert draft.topology == trees.branching(2, 1) and draft.name == "copy+draft"
+
+
+@pytest.mark.parametrize("name", ["copy+ngram", "copy+none", "copy+auto", "copy+suffix:longest=9"])
+def test_what_has_no_logits_is_refused_by_its_name(name):
+    with pytest.raises(
+        ValueError, match=f"'{re.escape(name)}'.*no logits.*heads, draft models, and layers"
+    ):
+        drafter_names._check_name(name)
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(ValueError, match=r"Copying\(inner=NGram\): it has no logits"):
+        Copying(NGram(2))
+    heads = CASES["copying medusa"][0].inner
+    for bonus in ((), [1.0], (float("nan"),), ("1",), 2.0, (True,)):
+        with pytest.raises(ValueError, match="a tuple of finite numbers, in nats"):
+            Copying(heads, bonus)
+
+
+def test_held_out_texts_are_drafted_better_and_stay_the_same():
+    """Medusa's heads see nothing of their draft: a tenth more tokens a round at least."""
+    lm, prompts = specjax.load("embedded"), heldout.prompts(8)
+    texts, rounds = {}, {}
+    for drafter in ("none", "medusa", "copy+medusa"):
+        out = specjax.generate(lm, prompts, drafter=drafter, max_new_tokens=96)
+        texts[drafter], rounds[drafter] = out.texts, int(np.sum(out.stats.rounds))
+    assert texts["none"] == texts["medusa"] == texts["copy+medusa"]
+    assert rounds["copy+medusa"] < 0.9 * rounds["medusa"] < 0.9 * rounds["none"]
