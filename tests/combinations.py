@@ -56,10 +56,10 @@ def hybrid(num_draft, case):
     return Hybrid(num_draft, inner=drafter, lookup=lookup), weights, rules
 
 
-def copying(case, bonus=(1.0, -0.5, 2.0)):
+def copying(case):
     """The same with a bonus, which is a malus after some matches."""
     drafter, weights, rules = case
-    return Copying(drafter, bonus), weights, rules
+    return Copying(drafter, (1.0, -0.5, 2.0), warm_share=1.0), weights, rules
 
 
 def fallback(case):

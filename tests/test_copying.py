@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_sampled import CASES, ROWS, WARM, exact, lawful, sample
+import starts
+from drawn_rounds import advanced
+from test_sampled import CASES, MODEL, PARAMS, ROWS, WARM, exact, lawful, sample
 
 import specjax
 from benchmarks import heldout
@@ -45,6 +47,7 @@ def test_the_token_after_the_latest_of_the_longest_matches_has_the_bonus(parents
     tokens = rng.integers(0, VOCAB, (batch, size)).astype(np.int32)
     lengths = rng.integers(1, size + 1, batch).astype(np.int32)
     drafted = rng.integers(0, VOCAB, (batch, len(parents) - 1)).astype(np.int32)
+    rows = rng.uniform(0.5, 2, batch).astype(np.float32)
     ids = np.asarray([3, 0, 4]) if part else np.arange(VOCAB)
     words = Words(jnp.asarray(ids, jnp.int32), VOCAB) if part else None
     logits = rng.normal(size=(batch, 1, len(ids))).astype(np.float32)
@@ -56,8 +59,9 @@ def test_the_token_after_the_latest_of_the_longest_matches_has_the_bonus(parents
             budget=jnp.ones(batch, jnp.int32),
             key=jax.random.split(jax.random.key(0), batch),
             sampling=specjax.Sampling(),
+            copy_bonus=jnp.asarray(BONUS) * rows[:, None],
         )
-        level = copies.with_copies(lambda carry, *_: (logits, carry), context, words, BONUS)
+        level = copies.with_copies(lambda carry, *_: (logits, carry), context, words)
         nodes = jnp.concatenate([context.root[:, None], drafted], axis=1)
         depths = np.asarray(trees.Tree(parents).depths)
         found = []
@@ -77,7 +81,7 @@ def test_the_token_after_the_latest_of_the_longest_matches_has_the_bonus(parents
             while at > 0:
                 path, at = [*path, int(drafted[row, at - 1])], parents[at]
             matched, token = followed(text, path + text[::-1], len(BONUS))
-            wanted = np.where(ids == token, (0.0, *BONUS)[matched], 0.0)
+            wanted = np.where(ids == token, rows[row] * (0.0, *BONUS)[matched], 0.0)
             np.testing.assert_allclose(found[row, node], wanted, atol=1e-6)
             hits += bool(wanted.any())
     assert hits > 8 * len(parents)
@@ -100,7 +104,7 @@ def test_fault_a_law_that_is_stated_without_the_bonus_is_seen():
     bonus this is the line "copying medusa" of the registry.)"""
     drafter, weights, _ = CASES["copying medusa"]
     one = drafter.inner.with_topology(trees.chain(1))
-    for made, is_lawful in ((Copying(one, (2.0,)), True), (Unstated(one, (2.0,)), False)):
+    for made, is_lawful in ((Copying(one, (2.0,), 1.0), True), (Unstated(one, (2.0,), 1.0), False)):
         counts, _ = sample(made, weights, "rejection", WARM, rows=ROWS // 8)
         assert lawful(counts, exact("warm")) == is_lawful
 
@@ -134,6 +138,27 @@ def test_bad_settings_are_refused():
     for bonus in ((), [1.0], (float("nan"),), ("1",), 2.0, (True,)):
         with pytest.raises(ValueError, match="a tuple of finite numbers, in nats"):
             Copying(heads, bonus)
+    with pytest.raises(ValueError, match="from 0 for no bonus above temperature 0 to 1"):
+        Copying(heads, warm_share=float("inf"))
+
+
+def test_above_temperature_0_the_bonus_is_for_those_who_ask():
+    """By default sampled rows are drafted as without it; a greedy row beside them is not."""
+    copying, weights, _ = CASES["copying medusa"]
+    begun = dict(rule="rejection", max_new_tokens=12, capacity=24)
+    prompt = jnp.asarray([[1, 0, 2, 1, 0, 2, 1]] * 2, jnp.int32)
+    sampling = specjax.Sampling(temperature=jnp.asarray([1.0, 0.0]))
+    drafts = []
+    for one in (copying.inner, Copying(copying.inner, (9.0,)), Copying(copying.inner, (9.0,), 1.0)):
+        params = {"target": PARAMS, "drafter": weights}
+        key = jax.random.key(0)
+        request = dict(key=key, sampling=sampling, **begun)
+        state = starts.begun(MODEL, one, params, prompt, jnp.asarray([7, 7]), **request)
+        judged, _ = advanced(MODEL, one, "rejection", params, state)
+        drafts.append(np.asarray(judged.draft.tokens))
+    alone, usual, whole = drafts
+    np.testing.assert_array_equal(usual[0], alone[0])
+    assert (usual[1] != alone[1]).any() and (whole[0] != alone[0]).any()
 
 
 def test_held_out_texts_are_drafted_better_and_stay_the_same():

@@ -32,6 +32,7 @@ DELAYS = {
         (r"named\[drafter2|hidden_states_and|right_target", MERGE),
     ],
     "test_cli.py": [(r"json_is_one|terminal_shows|traceback\[(plan|generate)", MERGE)],
+    "test_copying.py": [("held_out", MERGE)],
     "test_coupled.py": [(r"every_drafter.*\[(draft|eagle|hydra prefix|tree per row)\]", FULL)],
     "test_decoder.py": [(r"each_path\[gpt2|copies.*\[(self-3-300|plain-1-2304)|explicit", FULL)],
     "test_docs.py": [("forty_lines|rule.md-", FULL)],

@@ -13,16 +13,16 @@ from tier_folders import DEFAULT, EVERYTHING, FOLDERS, FULL, MERGE, TIERS
 
 __all__ = ["DEFAULT", "EVERYTHING", "FULL", "MERGE", "TABLE", "TIERS"]
 
-# drafters of the registry: every kind of head, topology, wrapper and state once; unions and other
-# vocabularies are in the merge tier
+# drafters of the registry: each kind of head, tree, wrapper and state once; unions: merge tier
 COVER = (
     "draft|ngram|hybrid draft|adaptive ngram|redrafter|blockwise|medusa"
     "|hydra prefix|mlp speculator|block|eagle|eagle3|mtp|mtp heads|tree per row|silent"
-    "|p-eagle dependent|suffix tree|recycling|self|jacobi blocks|lookahead|unsure draft"
+    "|p-eagle dependent|copying eagle3|suffix tree|recycling|self|jacobi blocks|lookahead"
+    "|unsure draft"
 )
 DRAWN = (  # drafter and rule: ways to draw siblings and kinds of state once
     "plain-delta|draft-block|draft-rejection|draft tree iid-kseq|draft tree hub-hub"
-    "|tree distinct-traversal|hydra-rejection|tli-rejection"
+    "|tree distinct-traversal|hydra-rejection|tli-rejection|copying eagle3-rejection"
 )
 
 MESHED = "draft|ngram|medusa|hydra prefix|eagle|mtp|adaptive eagle3|tree per row|hybrid draft"

@@ -43,6 +43,7 @@ QUICK = {
     "test_cli_prompts.py",
     "test_contract.py",
     "test_contract_hooks.py",
+    "test_copying.py",
     "test_coupled.py",
     "test_datastore.py",
     "test_dflash2.py",

@@ -26,6 +26,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import jax.numpy as jnp
+
+from ..sampling.distribution import COLDEST
 from ..trees.copies import BONUS
 from ..types import DrafterWrapper
 
@@ -37,12 +40,16 @@ class Copying(DrafterWrapper):
     Attributes:
       inner: heads, a draft model or a part of the target: a drafter that ranks tokens by logits.
       bonus: nats by the number of tokens that match, from one on; the last is for more, too.
+      warm_share: the share of the bonus in rows above temperature 0, whose texts repeat less:
+        there it gained nothing where it was measured.
 
     Raises:
-      ValueError: ``inner`` has no logits, or ``bonus`` is no tuple of finite numbers.
+      ValueError: ``inner`` has no logits, ``bonus`` is no tuple of finite numbers, or
+        ``warm_share`` is no finite number.
     """
 
     bonus: tuple[float, ...] = BONUS
+    warm_share: float = 0.0
 
     def __post_init__(self):
         if not self.inner.takes_sibling_sampling:
@@ -51,11 +58,15 @@ class Copying(DrafterWrapper):
                 "be added to; accepted are heads, draft models, and layers of the target"
             )
         given = self.bonus
-        real = isinstance(given, tuple) and all(type(x) in (int, float) for x in given)
-        if not (real and given and all(map(math.isfinite, given))):
+        if not (isinstance(given, tuple) and given and all(map(_is_finite, given))):
             raise ValueError(
                 f"Copying(bonus={given!r}): accepted is a tuple of finite numbers, in nats: for a "
                 f"match of one token, of two and so on, such as {BONUS}"
+            )
+        if not _is_finite(self.warm_share):
+            raise ValueError(
+                f"Copying(warm_share={self.warm_share!r}): accepted is a finite number, from 0 for "
+                "no bonus above temperature 0 to 1 for the whole one"
             )
 
     @property
@@ -63,5 +74,14 @@ class Copying(DrafterWrapper):
         return f"copy+{self.inner.name}"
 
     def draft_step(self, params, target_params, state, context):
-        context = dataclasses.replace(context, copy_bonus=self.bonus)
+        bonus = jnp.asarray(self.bonus, jnp.float32)
+        if not context.sampling.greedy:
+            share = jnp.where(context.sampling.temperature >= COLDEST, self.warm_share, 1.0)
+            bonus = bonus * share[:, None]
+        bonus = jnp.broadcast_to(bonus, (len(context.length), len(self.bonus)))
+        context = dataclasses.replace(context, copy_bonus=bonus)
         return self.inner.draft_step(params, target_params, state, context)
+
+
+def _is_finite(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)

@@ -12,29 +12,32 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from .._internal.optional import required
 from ..types import Context, Draft
 from .levels import Words, path_tokens
 
-# nats by the number of tokens that match, from one on; the last is for more, too
+# the usual one, in nats, by the number of tokens that match, from one on; the last is for more, too
 BONUS = (0.0, 0.0, 1.0, 2.0, 3.0, 4.0)
 
 
-def with_copies(level, context: Context, words: Words | None, bonus: tuple[float, ...]):
-    """The method ``level`` of ``trees.expand`` with the bonus on its logits.
+def with_copies(level, context: Context, words: Words | None):
+    """The method ``level`` of ``trees.expand`` with ``context.copy_bonus`` on its logits.
 
     Args:
       words: those of the drafter, see ``trees.expand``.
-      bonus: see ``BONUS``.
 
     Returns:
-      a method whose logits are ``[B, W, V]``, or ``[B, W, Vd]``. Each call makes ``L len(bonus)``
+      a method whose logits are ``[B, W, V]``, or ``[B, W, Vd]``. Each call makes ``L K``
       comparisons for each of its W nodes.
     """
+    bonus = required(context.copy_bonus, "copy_bonus")
+    gains = jnp.pad(bonus, ((0, 0), (1, 0)))  # of no match: 0
 
     def copying(carry, grown, since):
         logits, carry = level(carry, grown, since)
-        matched, token = latest_longest(context, ends(context, grown, since, len(bonus)))
-        gain = jnp.asarray((0.0, *bonus), logits.dtype)[matched]
+        end = ends(context, grown, since, bonus.shape[1])
+        matched, token = latest_longest(context, end)
+        gain = jnp.take_along_axis(gains, matched, axis=1).astype(logits.dtype)
         ids = jnp.arange(logits.shape[2], dtype=jnp.int32) if words is None else words.ids
         return logits + jnp.where(ids == token[..., None], gain[..., None], 0), carry
 

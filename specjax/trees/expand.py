@@ -95,7 +95,7 @@ def expand(
     """
     check_sibling_sampling(sibling_sampling, topology)
     if context.copy_bonus is not None:
-        level = with_copies(level, context, words, context.copy_bonus)
+        level = with_copies(level, context, words)
     own = context.noise is not None and context.noise.by_path
     if own and not isinstance(topology, Tree):
         raise ValueError(

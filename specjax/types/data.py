@@ -226,8 +226,9 @@ class Context:
       costs: float32 ``[D + 1]`` or None, what a round costs at each depth, which may be more than
         the drafter's own, in a combination: a drafter that knows its chances ends the draft where
         more of it does not pay (``drafters.draft_length.schedule``). Others leave it alone.
-      copy_bonus: static; None, or what is added to the logits of a token that followed where the
-        end of a path stood before (``trees.copies``; ``trees.expand`` sees to it).
+      copy_bonus: float32 ``[B, K]`` or None, nats that are added to the logit of the token which
+        followed where the end of a path stood before, by the number of tokens that match, from one
+        to K or more (``trees.copies``; ``trees.expand`` sees to it).
       plan: what the drafter's own ``plan`` said before the round, or None.
       noise: under a rule that shares its noise (see ``Rule.noise``), that noise, else None. Drafts
         made with it are judged without their laws, and none need be stated.
@@ -246,7 +247,7 @@ class Context:
     stop_drafting: Callable[[jax.Array], jax.Array] | None = None
     confidence: Confidence | None = static(default=None)
     costs: jax.Array | None = None
-    copy_bonus: tuple[float, ...] | None = static(default=None)
+    copy_bonus: jax.Array | None = None
     plan: PyTree = None
     noise: Noise | None = None
 

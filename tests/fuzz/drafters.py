@@ -272,7 +272,8 @@ def adaptive(generator, inner: Drafter, weights):
 
 
 def copying(generator, inner: Drafter) -> Copying:
-    return Copying(inner, tuple(generator.uniform(-2, 4, between(generator, 1, 4)).tolist()))
+    bonus = tuple(generator.uniform(-2, 4, between(generator, 1, 4)).tolist())
+    return Copying(inner, bonus, pick(generator, (0.0, 0.5, 1.0)))
 
 
 def hybrid(generator, inner: Drafter) -> Hybrid:
