@@ -45,7 +45,7 @@ class HybridState:
 
 
 @pytree_dataclass
-class Copying:
+class MatchedText:
     """Where a text can be copied from, as it grows; as ``Context.stop_drafting``, where it can.
 
     Attributes:
@@ -173,7 +173,7 @@ class Hybrid(TableBefore):
         most = self.inner.depth
         width = most if context.width is None else jnp.minimum(context.width, most)
         none = jnp.zeros((len(context.length), 0), jnp.int32)
-        copying = Copying(tokens=context.tokens, length=context.length, lookup=self._lookup)
+        copying = MatchedText(tokens=context.tokens, length=context.length, lookup=self._lookup)
         asks = ~copying.copies(none)[-1] & (context.budget > 0)
         asked = dataclasses.replace(
             context,
@@ -183,7 +183,7 @@ class Hybrid(TableBefore):
         own, inner = self.inner.draft_step(params, target_params, state.inner, asked)
         return self._joined(context, copying, own, inner)
 
-    def _joined(self, context, copying: Copying, own: Draft, inner):
+    def _joined(self, context, copying: MatchedText, own: Draft, inner):
         """The draft of each row: tokens of ``inner`` up to where copying begins, then the copy."""
         steps = jnp.arange(self.num_draft, dtype=jnp.int32)
         most = own.num_nodes - 1
