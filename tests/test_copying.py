@@ -131,8 +131,14 @@ def test_what_has_no_logits_is_refused_by_its_name(name):
         drafter_names._check_name(name)
 
 
+@pytest.mark.parametrize("after", ["ngram+draft", "copy+medusa", "cascade:draft:ngram", "slem:x"])
+def test_what_has_no_logits_of_its_own_is_refused_before_anything_is_loaded(after):
+    with pytest.raises(ValueError, match=f"'{re.escape(after)}' does not draft by logits of its"):
+        drafter_names._check_name(f"copy+{after}")
+
+
 def test_bad_settings_are_refused():
-    with pytest.raises(ValueError, match=r"Copying\(inner=NGram\): it has no logits"):
+    with pytest.raises(ValueError, match=r"Copying\(inner=NGram\): it does not draft by logits"):
         Copying(NGram(2))
     heads = CASES["copying medusa"][0].inner
     for bonus in ((), [1.0], (float("nan"),), ("1",), 2.0, (True,)):

@@ -115,7 +115,6 @@ def test_scales_that_are_not_finite_spoil_their_rows_alone():
 def test_only_prompts_are_read_by_tiles_and_not_with_fixed_bits(monkeypatch):
     taken = []
     monkeypatch.setattr(calls, "attend", lambda *arguments: taken.append(arguments[-1]))
-    monkeypatch.setattr(calls, "swiglu", lambda *arguments: None)
     weight, x = held(37, 192, "int4")[0], jnp.zeros((192, 40))
     query, key, value, mask, prefix, length = map(
         lambda x: jax.tree.map(jnp.asarray, x), attention_case(1, 2, 64, 1, 48, 48, 64)
@@ -127,13 +126,13 @@ def test_only_prompts_are_read_by_tiles_and_not_with_fixed_bits(monkeypatch):
         half = narrow((query, key, value), "bfloat16"), tuple(narrow(prefix, "bfloat16"))
         CpuBackend().attend(*half[0], mask, half[1], length, 0)
         words = backend._call_for((weight,), x) is quantized_calls.quantized_words
-        return *taken[-3:], words, CpuBackend().swiglu(x, x) is None
+        return *taken[-3:], words
 
-    assert ways() == (False,) * 5
+    assert ways() == (False,) * 4
     with prompts.reading():
-        assert ways() == (False, True, True, True, True)
+        assert ways() == (False, True, True, True)
         monkeypatch.setenv("SPECJAX_BITS", "fixed")
-        assert ways() == (False,) * 5
+        assert ways() == (False,) * 4
 
 
 def test_what_is_compiled_for_prompts_is_not_taken_for_rounds():
@@ -157,6 +156,13 @@ def test_an_activation_is_computed_in_float32_and_rounded_once(dtype, most):
         wanted = x / (1 + np.exp(-x)) * y
     least = {"float32": 1e-30, "bfloat16": 1e-30, "float16": 2.0**-24}[dtype]
     np.testing.assert_allclose(got, wanted, rtol=most, atol=least)
+
+
+@pytest.mark.parametrize("columns", [1, 32, 40])
+def test_an_activation_is_computed_by_one_kernel_at_every_width(monkeypatch, columns):
+    monkeypatch.setattr(calls, "swiglu", lambda *arguments: "the kernel")
+    x = jnp.zeros((8, columns))
+    assert CpuBackend().swiglu(x, x) == "the kernel"
 
 
 def test_an_activation_has_the_derivatives_of_xlas():

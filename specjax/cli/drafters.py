@@ -20,7 +20,8 @@ OTHER_WAYS = {
     "cascade:OUTER:INNER": "the draft model OUTER, for which INNER drafts: ngram, NAME, a cascade",
     ", ".join(f"{lookup}NAME" for lookup in LOOKUPS): "copied tokens where the text repeats "
     "itself, else what draft, self, NAME or the heads of a name below propose",
-    f"{COPYING}NAME": "what draft, self, NAME or heads propose, more often what stood in the text",
+    f"{COPYING}NAME": "what draft, self, NAME or heads propose, with a bonus for what "
+    "followed the same words in the text",
 }
 
 

@@ -14,7 +14,7 @@ import specjax
 from .. import trees
 from ..analysis import rank_counts, tree_timing
 from ..models.lm import LM
-from ..text.drafter_names import AUTO, WithLookup, named, resolve_drafter, without_copying
+from ..text.drafter_names import AUTO, WithLookup, named, resolve_drafter
 from ..text.options import Drafting, Options
 from ..text.own_drafters import own_draft_name
 from ..text.prepare import end_ids, prepare
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
     lm = set_up(arguments)
     drafter = _drafter(lm, arguments)
-    if isinstance(without_copying(drafter), WithLookup):
+    if isinstance(drafter, WithLookup):
         raise ValueError(
             f"--drafter {drafter.name}: the best tree is that of the drafter alone; name it, "
             f"{drafter.name.removeprefix(drafter.lookup)}, and give the tree with the lookup then"

@@ -2,9 +2,9 @@
 
     logits'[x] = logits[x] + bonus(m)
 
-``logits`` are those of the inner drafter below a node, x is the token that followed where most of
-the end of the path to the node stands in the committed text, and m is the number of tokens that
-match there (``trees/copies.py``). Texts repeat names, lines and phrases. A head that drafts all
+``logits`` are those of the inner drafter below a node, and x is the token that followed where the
+longest part of the end of the path to the node, m tokens, stands in the text before the draft
+(``trees/copies.py``). Texts repeat names, lines and phrases. A head that drafts all
 depths at once, or from one hidden state, cannot look at the text after each drafted token, as the
 target does. ``Hybrid`` and ``Fallback`` copy a whole draft instead of what the inner drafter
 knows; here both have a say at each token.
@@ -54,8 +54,9 @@ class Copying(DrafterWrapper):
     def __post_init__(self):
         if not self.inner.takes_sibling_sampling:
             raise ValueError(
-                f"Copying(inner={type(self.inner).__name__}): it has no logits that a bonus could "
-                "be added to; accepted are heads, draft models, and layers of the target"
+                f"Copying(inner={type(self.inner).__name__}): it does not draft by logits of "
+                "its own, to which a bonus could be added; accepted are heads, draft models, and "
+                "layers of the target"
             )
         given = self.bonus
         if not (isinstance(given, tuple) and given and all(map(_is_finite, given))):

@@ -205,7 +205,7 @@ for _entry in (
     Entry(
         "copying",
         ".copying:Copying",
-        "what another drafter proposes, more often what stood in the text before",
+        "what another drafter proposes, with a bonus for what followed the same words",
         kind="wrapper",
     ),
     Entry("horizontal", ".horizontal:Horizontal", "several drafters in turn", kind="wrapper"),

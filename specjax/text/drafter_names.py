@@ -241,6 +241,12 @@ def _check_name(name: str, whole: str = "") -> None:
     drafter, before = whole or name, ""
     while lookup := lookup_of(name):
         name, before = name.removeprefix(lookup), lookup
+        if before == COPYING and name.startswith((*LOOKUPS, COPYING, "cascade:", "slem:")):
+            raise ValueError(
+                f"drafter={drafter!r}: {name!r} does not draft by logits of its own; after "
+                f"{COPYING!r} stand heads, draft models and layers of the target, and lookups "
+                f"stand before it: 'ngram+{COPYING}NAME'"
+            )
     plain = name in (*NO_DRAFTS, AUTO)  # nothing can be copied before these
     if before == COPYING and is_simple(name):
         raise ValueError(
@@ -265,7 +271,7 @@ def _check_name(name: str, whole: str = "") -> None:
         raise ValueError(
             f"drafter={drafter!r} is made of other drafters, and has no name that says which: give "
             f"an object, specjax.drafters.{entry.class_name}(...), num='auto' for an adaptive one, "
-            f"'cascade:OUTER:INNER', or {', '.join(map(repr, LOOKUPS))} before a name"
+            f"'cascade:OUTER:INNER', or {', '.join(map(repr, (*LOOKUPS, COPYING)))} before a name"
         )
     if entry is not None and entry.kind == "object":
         raise ValueError(

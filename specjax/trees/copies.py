@@ -2,9 +2,10 @@
 
     logits'[x] = logits[x] + bonus[m]
 
-The end of a path are the tokens drafted down to a node and the committed ones before them. Where
-most of it, m tokens, stands in the committed text, x is the token that follows there; of several
-such places the latest counts. ``drafters/copying.py`` says what that is good for.
+The end of a path is the tokens drafted down to a node and the committed ones before them. Where its
+longest part, m tokens, stands in the committed text, x is the token that follows there; of several
+such places the latest counts. A token that the method rules out (a logit of -inf) stays so.
+``drafters/copying.py`` says what that is good for.
 """
 
 from __future__ import annotations
@@ -46,11 +47,10 @@ def with_copies(level, context: Context, words: Words | None):
 
 def ends(context: Context, grown: Draft, since: int, longest: int) -> jax.Array:
     """The last tokens of the paths to the nodes ``since:``, int32 ``[B, W, longest]``, the newest
-    first; -1 before the beginning of the text."""
+    first. Before the beginning of the text stands its first token: no match is so long."""
     path = path_tokens(grown, since)[:, :, ::-1]  # [B, W, D + 1], the root last
     before = context.length[:, None] - 2 - jnp.arange(longest, dtype=jnp.int32)
-    text = jnp.take_along_axis(context.tokens, jnp.maximum(before, 0), axis=1)
-    text = jnp.where(before >= 0, text, -1)[:, None]
+    text = jnp.take_along_axis(context.tokens, jnp.maximum(before, 0), axis=1)[:, None]
     text = jnp.broadcast_to(text, (*path.shape[:2], longest))
     return jnp.concatenate([path, text], axis=2)[:, :, :longest]
 
@@ -59,7 +59,7 @@ def latest_longest(context: Context, ends: jax.Array) -> tuple[jax.Array, jax.Ar
     """Finds where in the committed text most of each end stands; of several places the latest.
 
     Args:
-      ends: int32 ``[B, W, K]``, the newest token first; -1: none.
+      ends: int32 ``[B, W, K]``, the newest token first.
 
     Returns:
       int32 ``[B, W]`` each: how many of its tokens stand there, from 0 to K; and the token that

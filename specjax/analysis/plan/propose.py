@@ -19,7 +19,7 @@ from ...drafters.self_draft import SelfDraft
 from ...models.lm import LM, as_drafter
 from ...models.sub_network import KINDS
 from ...models.vocabularies import OtherTokenizer
-from ...text.drafter_names import WithLookup
+from ...text.drafter_names import COPYING, WithLookup
 from ...text.options import Prompts
 from ...text.other_vocabulary import METHODS, translated
 from ..layer_search import MOST_DRAFTS, Choice, LayerSearch, decoder_of, predict
@@ -58,6 +58,8 @@ def across_vocabularies(
     """
     if isinstance(found, WithLookup):
         own = across_vocabularies(lm, name.removeprefix(found.lookup), found.inner)
+        if found.lookup == COPYING:  # strings have no logits
+            own = {n: d for n, d in own.items() if not n.startswith("slem:")}
         return {f"{found.lookup}{n}": WithLookup(d, found.lookup) for n, d in own.items()}
     if not isinstance(found, LM) or not found.loaded:
         return {name: found}
