@@ -37,16 +37,27 @@ def followed(text, end, longest):
     return best, token
 
 
-@pytest.mark.parametrize("parents", [(-1,), (-1, 0, 0, 1, 1, 3)])
-@pytest.mark.parametrize("part", [False, True])
-def test_the_token_after_the_latest_of_the_longest_matches_has_the_bonus(parents, part):
-    """At every depth of a tree, over the whole vocabulary and a part of it; what stands beyond the
-    end of a text is not read."""
+@pytest.mark.parametrize(
+    ("parents", "part", "by_row"),
+    [
+        ((-1,), False, False),
+        ((-1, 0, 0, 1, 1, 3), False, False),
+        ((-1, 0, 0, 1, 1, 3), True, False),
+        ((-1, 0, 0, 1, 2, 3, 4), False, True),
+    ],
+)
+def test_the_token_after_the_latest_of_the_longest_matches_has_the_bonus(parents, part, by_row):
+    """At every depth of a tree, static or grown row by row, over the whole vocabulary and a part of
+    it; what stands beyond the end of a text is not read."""
     rng = np.random.default_rng(len(parents))
     batch, size = 24, 20
     tokens = rng.integers(0, VOCAB, (batch, size)).astype(np.int32)
     lengths = rng.integers(1, size + 1, batch).astype(np.int32)
     drafted = rng.integers(0, VOCAB, (batch, len(parents) - 1)).astype(np.int32)
+    above = np.tile(np.asarray(parents, np.int32), (batch, 1))
+    if by_row:  # two nodes a depth, each below any of the depth before
+        above[:, 3:5] = rng.integers(1, 3, (batch, 2))
+        above[:, 5:7] = rng.integers(3, 5, (batch, 2))
     rows = rng.uniform(0.5, 2, batch).astype(np.float32)
     ids = np.asarray([3, 0, 4]) if part else np.arange(VOCAB)
     words = Words(jnp.asarray(ids, jnp.int32), VOCAB) if part else None
@@ -67,7 +78,10 @@ def test_the_token_after_the_latest_of_the_longest_matches_has_the_bonus(parents
         found = []
         for depth in range(depths.max() + 1):
             known = (depths <= depth).sum()
-            grown = Draft(start=lengths - 1, tokens=nodes[:, :known], topology=parents[:known])
+            shape: dict = dict(topology=parents[:known])
+            if by_row:
+                shape = dict(parent=jnp.asarray(above[:, :known]))
+            grown = Draft(start=lengths - 1, tokens=nodes[:, :known], **shape)
             out, carry = level("kept", grown, int((depths < depth).sum()))
             assert carry == "kept" and out.shape == (batch, (depths == depth).sum(), len(ids))
             found.append(np.asarray(out) - logits)
@@ -79,7 +93,7 @@ def test_the_token_after_the_latest_of_the_longest_matches_has_the_bonus(parents
         for node in range(len(parents)):
             path, at = [], node
             while at > 0:
-                path, at = [*path, int(drafted[row, at - 1])], parents[at]
+                path, at = [*path, int(drafted[row, at - 1])], int(above[row, at])
             matched, token = followed(text, path + text[::-1], len(BONUS))
             wanted = np.where(ids == token, rows[row] * (0.0, *BONUS)[matched], 0.0)
             np.testing.assert_allclose(found[row, node], wanted, atol=1e-6)
@@ -141,6 +155,7 @@ def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match=r"Copying\(inner=NGram\): it does not draft by logits"):
         Copying(NGram(2))
     heads = CASES["copying medusa"][0].inner
+    assert Copying(heads).has_weights and not CASES["copying self"][0].has_weights
     for bonus in ((), [1.0], (float("nan"),), ("1",), 2.0, (True,)):
         with pytest.raises(ValueError, match="a tuple of finite numbers, in nats"):
             Copying(heads, bonus)

@@ -71,6 +71,10 @@ class Copying(DrafterWrapper):
             )
 
     @property
+    def has_weights(self) -> bool:
+        return self.inner.has_weights
+
+    @property
     def name(self) -> str:
         return f"copy+{self.inner.name}"
 

@@ -34,6 +34,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import trees
+from ..trees.copies import matches
 from ..types import ROOT, Draft, PyTree
 from . import continuations
 from .base import ChainDrafter
@@ -127,17 +128,10 @@ class NGram(ChainDrafter):
         Returns:
           int32 ``[B, L]``, at most ``longest``; 0 at the last token of the text and after it.
         """
-        size = tokens.shape[1]
-        index = jnp.arange(size, dtype=jnp.int32)
-        run = jnp.ones(tokens.shape, bool)
-        matched = jnp.zeros(tokens.shape, jnp.int32)
-        for back in range(self.longest):  # does token[i - back] equal token[length - 1 - back]?
-            tail = jnp.maximum(length - 1 - back, 0)[:, None]
-            wanted = jnp.take_along_axis(tokens, tail, axis=1)
-            shifted = jnp.pad(tokens, ((0, 0), (back, 0)), constant_values=-1)[:, :size]
-            run &= (shifted == wanted) & (index - back >= 0) & (length[:, None] - 1 - back >= 0)
-            matched += run
-        return jnp.where(index < length[:, None] - 1, matched, 0)
+        # before the beginning of the text stands its first token: no match is so long
+        back = jnp.maximum(length[:, None] - 1 - jnp.arange(self.longest, dtype=jnp.int32), 0)
+        end = jnp.take_along_axis(tokens, back, axis=1)
+        return matches(tokens, length, end[:, None])[:, 0]
 
     def matches_after(self, tokens, length, matched):
         """``matches`` of the text with one more token, ``tokens[length]``, given those without."""

@@ -66,13 +66,28 @@ def latest_longest(context: Context, ends: jax.Array) -> tuple[jax.Array, jax.Ar
       follows there, which is any token where none match.
     """
     tokens, size = context.tokens, context.tokens.shape[1]
-    place = jnp.arange(size, dtype=jnp.int32)
-    same = (place < context.length[:, None] - 1)[:, None]  # a committed token follows
+    found = matches(tokens, context.length, ends)
+    best = jnp.max(found * size + jnp.arange(size, dtype=jnp.int32), axis=2)
+    after = jnp.minimum(best % size + 1, size - 1)
+    return best // size, jnp.take_along_axis(tokens, after, axis=1)
+
+
+def matches(tokens: jax.Array, length: jax.Array, ends: jax.Array) -> jax.Array:
+    """Counts how many tokens up to each place are those of an end.
+
+    Args:
+      tokens: int32 ``[B, L]``.
+      length: int32 ``[B]``; the first ``length`` tokens of a row are its text.
+      ends: int32 ``[B, W, K]``, the newest token first.
+
+    Returns:
+      int32 ``[B, W, L]``, at most K; 0 at the last token of the text and after it.
+    """
+    size = tokens.shape[1]
+    same = (jnp.arange(size, dtype=jnp.int32) < length[:, None] - 1)[:, None]
     matched = jnp.zeros((*ends.shape[:2], size), jnp.int32)
     for back in range(ends.shape[2]):
         before = jnp.pad(tokens, ((0, 0), (back, 0)), constant_values=-2)[:, None, :size]
         same = same & (before == ends[:, :, back, None])
         matched += same
-    best = jnp.max(matched * size + place, axis=2)
-    after = jnp.minimum(best % size + 1, size - 1)
-    return best // size, jnp.take_along_axis(tokens, after, axis=1)
+    return matched
