@@ -8,16 +8,22 @@ machine nor its load changes them, but for the rounding of logits.
 Without arguments these are heads that ship. ``NAME=FOLDER ...`` measures heads of one's own::
 
     python -m benchmarks.drawn DSpark=runs/dspark/model --lengths 2 3 --trees 3x2x1 --out FOLDER
+
+With ``--alone``, chains of block drafters are also drawn from the laws of the block alone
+(``alone``), which are independent: without what corrects them, or chooses, by the tokens before.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 import sys
 from pathlib import Path
 
 import specjax
+from specjax.drafters.block import BlockDrafter
+from specjax.text import drafter_names
 
 from . import head_rows, heldout, runner
 from .tables import cells
@@ -29,13 +35,31 @@ HEADS = (
 )
 TEMPERATURES = (0.1, 0.3, 0.7, 1.0)
 HEAD = "heads"  # those that are given, in the header
+ALONE = "alone"  # the way to draw of --alone
 
 
-def tau(lm, prompts, drafter: str, drafting, temperature: float, new: int) -> dict:
+def tau(lm, prompts, drafter, drafting, temperature: float, new: int) -> dict:
     """Tokens a round of all prompts, with an interval of 95 % over the prompts."""
     sampling = specjax.Sampling(temperature=temperature)
     asked = dict(drafter=drafter, drafting=drafting, sampling=sampling, max_new_tokens=new)
     return heldout.tau_interval(specjax.generate(lm, prompts, seed=0, **asked).stats)
+
+
+def alone(drafter):
+    """A block drafter that drafts each place from the block's own law, without a correction.
+
+    Raises:
+      ValueError: ``drafter`` is no block drafter, or one whose places are drafted so anyway.
+    """
+    kind = type(drafter)
+    if not isinstance(drafter, BlockDrafter) or kind.make_level is BlockDrafter.make_level:
+        raise ValueError(
+            f"--alone: a drafter of the kind {kind.__name__} does not correct the laws of a block"
+        )
+    own = type(f"{kind.__name__}Alone", (kind,), {"make_level": BlockDrafter.make_level})
+    return own(
+        **{field.name: getattr(drafter, field.name) for field in dataclasses.fields(drafter)}
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,26 +71,33 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     usual = dict(lengths=[2], trees=["3x2x1"], siblings=["top", "iid", "distinct"])
     head_rows.add_shapes(parser, TEMPERATURES, **usual)
+    what = "also draw chains from the laws of the block alone, without what corrects them"
+    parser.add_argument("--alone", action="store_true", help=what)
     args = parser.parse_args(arguments)
     if 0 in args.temperatures:
         parser.error("--temperatures 0: tokens are drawn above temperature 0 alone")
     if not args.heads and (args.lengths, args.trees) != (usual["lengths"], usual["trees"]):
         parser.error("--lengths and --trees are for heads that are given as NAME=FOLDER")
+    if args.alone and not args.heads:
+        parser.error("--alone is for block drafters that are given as NAME=FOLDER")
     own = {HEAD: args.heads} if args.heads else {}
     header = {"suite": "drawn", **own, "prompts": args.prompts, "new": args.new, **runner.where()}
     lm, prompts = specjax.load("embedded"), heldout.prompts(args.prompts)
     named = head_rows.named(args.heads)
     head_rows.check_heads(lm, prompts[0], named.values())
+    heads = {one: drafter_names.named(lm, one) for one in named.values() if args.alone}
+    apart = {one: dataclasses.replace(x, drafter=alone(x.drafter)) for one, x in heads.items()}
     kept = runner.Kept(args.out, header, fresh=False)
     rows = rows_of(args, named)
     for row in (row for row in rows if row not in kept.finished):
-        asked = {"siblings" if name == "how" else name: value for name, value in row.items()}
+        independent = row["how"] == ALONE
+        asked = {**row, "siblings": "iid" if independent else row["how"]}
+        drafter = apart[row["drafter"]] if independent else row["drafter"]
         line: dict = {"row": row, "figures": {}}
-        if reason := head_rows.refusal(lm, prompts[0], row["drafter"], asked):
+        if reason := head_rows.refusal(lm, prompts[0], drafter, asked):
             line["refused"] = reason
         else:
-            drafting = head_rows.drafting_of(asked)
-            how = row["drafter"], drafting, row["temperature"], args.new
+            how = drafter, head_rows.drafting_of(asked), row["temperature"], args.new
             line["figures"] = tau(lm, prompts, *how)
         kept.add(line)
         print(row, line.get("refused") or f"{line['figures']['tau']:.2f}", flush=True)
@@ -88,8 +119,8 @@ def rows_of(args: argparse.Namespace, named: dict[str, str]) -> list[dict]:
         {"temperature": t, **which, **shape, "how": how}
         for t in args.temperatures
         for which, shape in (own if named else shipped)
-        for how in args.siblings
-        if "tree" in shape or how in head_rows.CHAINS
+        for how in (*args.siblings, *[ALONE] * args.alone)
+        if (how != ALONE if "tree" in shape else how in (*head_rows.CHAINS, ALONE))
     ]
 
 
@@ -106,17 +137,24 @@ def page(header: dict, lines: list[dict]) -> str:
         found.setdefault(key, {})[row["how"]] = told
         if "refused" in line:
             refused[f"\n{key[1]}, `{row['how']}`: {line['refused']}\n"] = None
-    ways = ["top", "iid", "distinct", *["hub"] * any("hub" in own for own in found.values())]
+    further = [how for how in ("hub", ALONE) if any(how in own for own in found.values())]
+    ways = ["top", "iid", "distinct", *further]
     columns = {"T": lambda key, own: f"{key[0]:g}"}
     columns |= {"drafter, tokens a round or tree": lambda key, own: key[1]}
     columns |= {f"`{how}`": lambda key, own, how=how: own.get(how, "") for how in ways}
+    said = (
+        f" `{ALONE}`: drawn independently from the laws of the block alone, without what corrects "
+        "them, or chooses, by the tokens before."
+    ) * (ALONE in further)
     command = shlex.join(["python", "-m", "benchmarks.drawn", *header.get(HEAD, ())])
+    command += " --alone" * (ALONE in further)
     return (
         "# How heads choose tokens above temperature 0\n\n"
         f"`{command}`\n\n{facts}.\n\nThe heads of the embedded target on held-out prompts: τ, the "
         "tokens that a round emits, with an interval of 95 % over the prompts. `top`: the most "
         "probable tokens of the head; `iid`: tokens drawn independently from its law; `distinct`: "
-        f"drawn without replacement.\n\n{cells.table(columns, found.items())}\n{''.join(refused)}"
+        f"drawn without replacement.{said}\n\n{cells.table(columns, found.items())}\n"
+        f"{''.join(refused)}"
     )
 
 

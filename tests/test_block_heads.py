@@ -22,6 +22,7 @@ from toys import bag, own_params, said_below, small_layer
 from toys import heads as toy_weights
 
 import specjax
+from benchmarks import drawn
 from specjax.drafters import Domino, LiLiCorr, XPress, lilicorr
 from specjax.drafters.corrected import CorrectedBlock
 from specjax.drafters.domino import DominoConfig
@@ -96,8 +97,13 @@ def test_logits_are_those_of_a_slow_head_and_its_broken_twins_differ(lm, name):
         second = np.argsort(-base[1:-1], axis=-1)[:, 1]  # of each place: a candidate
         given.append((w, hidden, base, np.concatenate([[root], second]), table))
     paths = np.stack([path for _, _, _, path, _ in given]).astype(np.int32)
-    found = np.asarray(jax.jit(said, static_argnums=0)(drafter, params, state, context, paths))
+    run_said = jax.jit(said, static_argnums=0)
+    found = np.asarray(run_said(drafter, params, state, context, paths))
+    alone = np.asarray(run_said(drawn.alone(drafter), params, state, context, paths))
     for row in range(BATCH):
+        np.testing.assert_allclose(
+            alone[row], given[row][2][not config.from_root :][: len(alone[row])], atol=5e-4
+        )
         before, feature = tokens[row, lengths[row] - 2], features[row, lengths[row] - 2]
         more = {"xpress": dict(before=before), "lilicorr": dict(feature=np.asarray(feature))}
         run = functools.partial(slow, *given[row], **more.get(name.split()[0], {}))

@@ -185,6 +185,8 @@ def test_heads_in_folders_are_drawn_beside_each_other(monkeypatch, tmp_path):
     assert "`python -m benchmarks.drawn Own=medusa`" in page
     assert "| 1 | Own, 3x1 | 2.00 [1.50, 2.50] | 2.00 [1.50, 2.50] | 2.00 [1.50, 2.50] |" in page
     assert "| 1 | Own, 9 | – | – |  |" in page and re.search(r"\nOwn, 9, `top`: .* deep", page)
-    for wrong in (["--trees", "3x1"], ["Own=medusa", "--temperatures", "0"]):
+    for wrong in (["--trees", "3x1"], ["Own=medusa", "--temperatures", "0"], ["--alone"]):
         with pytest.raises(SystemExit):
             drawn.main([*wrong, "--out", str(tmp_path)])
+    with pytest.raises(ValueError, match="kind Medusa does not correct"):
+        drawn.main(["medusa", "--alone", "--out", str(tmp_path)])
