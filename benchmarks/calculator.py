@@ -5,8 +5,11 @@ chains of one to five tokens, in turn with plain decoding. The parts of a round 
 same machine, and the calculator is given what was measured: first what the field's formula takes,
 one acceptance rate and the cost of a draft step; then the rates of each position and the costs of
 the target's passes; then the rest of a round, once as the line through the rounds of the other
-lengths says, and once of the very rounds, which are then known whole. The page states the errors.
-Needs an idle machine.
+lengths says, and once of the very rounds, which are then known whole. The page states the errors,
+also those of the time to the first token (TTFT) and of the time per token (TPOT). Needs an idle
+machine. Requests that are decoded together::
+
+    python -m benchmarks.calculator --batch 8 --prompts 32 --out FOLDER
 """
 
 from __future__ import annotations
@@ -39,8 +42,11 @@ KINDS = {
 }
 
 
-def part_calls(lm, prompt: str, ways: list, sampling, new: int) -> list[dict[str, timing.Call]]:
-    """Calls that time the parts of the rounds in which the text of ``prompt`` is decoded.
+def part_calls(
+    lm, prompts: list[str], ways: list, sampling, new: int
+) -> list[dict[str, timing.Call]]:
+    """Calls that time the parts of the rounds in which the texts of ``prompts``, a batch, are
+    decoded.
 
     Those of passes and rounds last as long as runs do, since each call has costs of its own, such
     as filling the caches of the processor; those of drafts have as many rounds.
@@ -54,12 +60,13 @@ def part_calls(lm, prompt: str, ways: list, sampling, new: int) -> list[dict[str
     calls = []
     for one in options:
         sizes = dict(least_width=heldout.SLOTS, least_buffer=heldout.SLOTS)
-        work = prepare_measured(lm, [prompt], one, **sizes)
+        work = prepare_measured(lm, prompts, one, **sizes)
         nodes, state = work.drafter.num_draft + 1, work.start()
-        begin, ended = int(state.length[0]), work.burst(work.capacity, work.start())
-        rounds = min(int(ended.stats.rounds[0]), (work.capacity - begin) // nodes)
+        begin, ended = np.asarray(state.length), work.burst(work.capacity, work.start())
+        rounds = min(int(ended.stats.rounds.max()), (work.capacity - int(begin.max())) // nodes)
         parts = round_timing.part_calls(work, state, rounds=rounds)
-        held = dict(length=(begin + int(ended.length[0])) // 2, capacity=heldout.SLOTS)
+        middle = int(np.mean([begin, ended.length]))
+        held = dict(batch=len(prompts), length=middle, capacity=heldout.SLOTS)
         passes = timing.pass_call(lm, nodes, lasting=LASTING, **held)
         calls.append({"draft": parts["draft"], "pass": passes, "round": parts["round"]})
     return calls
@@ -125,23 +132,55 @@ def beside_others(chains: list[dict]) -> list[dict]:
     for i, one in enumerate(chains):
         others = [k for k in range(len(chains)) if k != i]
         line = np.polyfit([lengths[k] for k in others], [rests[k] for k in others], 1)
-        given = {name: x for name, x in one["inputs"].items() if name != "rate"}
-        given["passes"] = {int(n): cost for n, cost in given["passes"].items()}
-        given["draft_overhead"] = max(0.0, float(np.polyval(line, lengths[i])))
-        found.append({**one, "others": calculate(**given).asked.speedup})
+        rest = max(0.0, float(np.polyval(line, lengths[i])))
+        said = calculate(**given(one["inputs"]) | {"draft_overhead": rest})
+        found.append({**one, "others": said.asked.speedup})
     return found
 
 
-def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int) -> dict:
+def latencies(chain: dict, plain: dict[str, float], requests: int, new: int, batch: int) -> dict:
+    """Seconds to the first token (``ttft``) and per later token of a row (``tpot``) of a chain,
+    each measured and computed.
+
+    The calculator is given the parts of the chain's rounds, for TPOT the seconds of a pass over one
+    token of each row, and for TTFT the seconds in which the target alone reads the prompts.
+
+    Args:
+      chain: what ``measure`` returns of a chain, of ``requests`` requests of ``new`` tokens each.
+      plain: the seconds of the parts of a plain round.
+    """
+    run, inputs = chain["run"], chain["inputs"]
+    tokens, later = requests * new, requests * (new - 1)  # reading a prompt emits the first one
+
+    def reading(which: str) -> float:
+        rates = (run[f"{which}tokens_per_second_{name}"] for name in ("whole", "rounds"))
+        whole, rounds = (count / rate for count, rate in zip((tokens, later), rates, strict=True))
+        return (whole - rounds) * batch / requests
+
+    found = calculate(**given(inputs), batch=batch, pass_seconds=min(plain["pass"], plain["round"]))
+    read = reading("plain_")
+    return {
+        "ttft": (reading(""), (1 + inputs["draft_cost"]) * read),
+        "tpot": (batch / run["tokens_per_second_rounds"], found.asked.tpot * run.get("slowest", 1)),
+    }
+
+
+def given(inputs: dict) -> dict:
+    """The arguments of ``calculate``, of inputs that were stored."""
+    passes = {int(nodes): cost for nodes, cost in inputs["passes"].items()}
+    return {name: value for name, value in inputs.items() if name != "rate"} | {"passes": passes}
+
+
+def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int, batch: int) -> dict:
     """What was measured of chains of ``LENGTHS`` tokens, and what is computed.
 
     On a shared machine the seconds of one program differ by a tenth and more, and moments that are
     near to each other are alike. So each run is followed at once by the parts of its rounds, those
-    of the first prompt's text, and means of all runs and of all parts are compared.
+    of the first texts, and means of all runs and of all parts are compared.
     """
     ways = [(drafter, Drafting(num=num)) for num in LENGTHS]
     sampling = specjax.Sampling(temperature=temperature)
-    calls = part_calls(lm, prompts[0], ways, sampling, new)
+    calls = part_calls(lm, prompts[:batch], ways, sampling, new)
     spent = [{part: [] for part in parts} for parts in calls]
 
     def beside(way: int) -> None:
@@ -152,9 +191,9 @@ def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int) 
         beside(way)
         for seconds in spent[way].values():
             seconds.clear()
-    given = [sampling] * len(prompts)
+    asked = [sampling] * (len(prompts) // batch)
     how = dict(new=new, repetitions=REPETITIONS, average=np.mean, beside=beside)
-    runs = heldout.measure_model(lm, ways, prompts, given, **how)
+    runs = heldout.measure_model(lm, ways, prompts, asked, **how)
     plain, *parts = ({part: float(np.mean(x)) for part, x in one.items()} for one in spent)
     found = [
         {"run": run, "parts": one, **computed(run["acceptance_by_position"], costs(plain, one))}
@@ -168,72 +207,115 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--new", type=int, default=128, help="new tokens of each prompt")
+    parser.add_argument("--batch", type=int, default=1, help="requests that are decoded together")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(arguments)
+    if not 1 <= args.batch <= args.prompts or args.prompts % args.batch:
+        parser.error(f"--batch {args.batch}: it must be at least 1 and divide --prompts")
     compile_cache.enable()  # a run that was interrupted finds its programs again
-    header = {"suite": "calculator", "prompts": args.prompts, "new": args.new, **runner.where()}
+    header = {"suite": "calculator", "prompts": args.prompts, "new": args.new}
+    header |= ({} if args.batch == 1 else {"batch": args.batch}) | runner.where()
     kept = runner.Kept(args.out, header, fresh=False)
     lm, prompts = specjax.load("embedded"), heldout.prompts(args.prompts)
     rows = [{"drafter": d, "temperature": t} for d in DRAFTERS for t in TEMPERATURES]
     for row in (row for row in rows if row not in kept.finished):
-        figures = measure(lm, **row, prompts=prompts, new=args.new)
+        figures = measure(lm, **row, prompts=prompts, new=args.new, batch=args.batch)
         kept.add({"row": row, "figures": figures})
         for num, one in zip(LENGTHS, beside_others(figures["chains"]), strict=True):
             errors = ", ".join(f"{kind} {error(one, kind):+.1%}" for kind in KINDS)
             print(row, num, f"{one['run']['ratio_rounds']['median']:.2f}", errors, flush=True)
-    found = [
-        (line["row"] | {"num": num}, one)
-        for line in kept.outcomes(rows)
-        for num, one in zip(LENGTHS, beside_others(line["figures"]["chains"]), strict=True)
-    ]
-    (args.out / "README.md").write_text(page(kept.header, found), encoding="utf-8")
+    (args.out / "README.md").write_text(page(kept.header, kept.outcomes(rows)), encoding="utf-8")
     return 0
+
+
+def speedup(figures: dict, kind: str) -> float:
+    """The computed speed-up of the rounds, of a batch that lasts as long as its slowest row."""
+    return figures[kind] / figures["run"].get("slowest", 1.0)
 
 
 def error(figures: dict, kind: str) -> float:
     """How far a computed speed-up is above the measured one, as a share of it."""
-    return figures[kind] / figures["run"]["ratio_rounds"]["median"] - 1
+    return speedup(figures, kind) / figures["run"]["ratio_rounds"]["median"] - 1
 
 
-def page(header: dict, found: list) -> str:
-    """The page of the results."""
+def page(header: dict, lines: list[dict]) -> str:
+    """The page of the results, of the lines that are kept of rows."""
     facts = ", ".join(f"{name} {value}" for name, value in header.items() if value)
+    batch = header.get("batch", 1)
+    found, times = [], []
+    for line in lines:
+        chains = beside_others(line["figures"]["chains"])
+        for num, one in zip(LENGTHS, chains, strict=True):
+            found.append((line["row"] | {"num": num}, one))
+            sizes = header["prompts"], header["new"], batch
+            times.append((found[-1][0], latencies(one, line["figures"]["plain"], *sizes)))
 
     def signed(kind):
-        return lambda row, one: f"{one[kind]:.2f} ({100 * error(one, kind):+.1f} %)"
+        return lambda row, one: f"{speedup(one, kind):.2f} ({100 * error(one, kind):+.1f} %)"
 
-    columns = {
+    def seconds(name, which):
+        return lambda row, one: f"{1e3 * one[name][which]:.2f}"
+
+    asked = {
         "drafter": lambda row, one: row["drafter"],
         "T": lambda row, one: f"{row['temperature']:g}",
         "γ": lambda row, one: row["num"],
+    }
+    slowest = {"slowest": lambda row, one: f"{one['run']['slowest']:.2f}"} if batch > 1 else {}
+    columns = {
+        **asked,
         "rates": lambda row, one: ", ".join(f"{rate:.2f}" for rate in one["inputs"]["acceptance"]),
         "c": lambda row, one: f"{one['inputs']['draft_cost']:.2f}",
         "pass": lambda row, one: f"{list(one['inputs']['passes'].values())[-1]:.2f}",
         "rest": lambda row, one: (
             f"{one['inputs']['overhead']:.2f} + {one['inputs']['draft_overhead']:.2f}"
         ),
+        **slowest,
         "measured": lambda row, one: cells.ratio(one["run"]["ratio_rounds"]),
         **{said: signed(kind) for kind, said in KINDS.items()},
     }
-    summary = "\n".join(
-        f"- {said}: {_spread([abs(error(one, kind)) for _, one in found])}"
-        for kind, said in KINDS.items()
-    )
+    delays = {
+        **asked,
+        "TTFT, ms": seconds("ttft", 0),
+        "computed": seconds("ttft", 1),
+        "TPOT, ms": seconds("tpot", 0),
+        "and computed": seconds("tpot", 1),
+    }
+    errors = {said: [abs(error(one, kind)) for _, one in found] for kind, said in KINDS.items()}
+    for name in ("ttft", "tpot"):
+        off = [abs(one[name][1] / one[name][0] - 1) for _, one in times]
+        errors[name.upper()] = off
+    summary = "\n".join(f"- {said}: {_spread(off)}" for said, off in errors.items())
+    together, over = "one request at a time", "prompts"
+    words = ""
+    if batch > 1:
+        together, over = f"{batch} requests together", "batches"
+        words = f" --batch {batch} --prompts {header['prompts']}"
+    lasting = (
+        " *Slowest*: the rounds of the slowest row of a batch, in those of the mean row; the "
+        "calculator knows nothing of it, and its speed-up is divided by it here."
+    ) * (batch > 1)
     return (
-        "# The calculator beside measured runs\n\n`python -m benchmarks.calculator`\n\n"
+        f"# The calculator beside measured runs\n\n`python -m benchmarks.calculator{words}`\n\n"
         f"{facts}.\n\nThe speed-up of the rounds over plain decoding of the embedded target on "
-        "held-out prompts, one request at a time, measured in turn (intervals of 95 % over the "
-        "prompts) and computed by [the calculator](../../../docs/howto/calculator.md). *Rates*: "
+        f"held-out prompts, {together}, measured in turn (intervals of 95 % over the "
+        f"{over}) and computed by [the calculator](../../../docs/howto/calculator.md). *Rates*: "
         "the acceptance of each position, given that all before it were accepted. *c*: a draft "
         "step, *pass*: the verification of γ drafted tokens, *rest*: what every round and what a "
-        "round that drafts costs beside its passes, all in passes over one token, timed in the "
-        "rounds of one text, each time after a run. *α* is one rate for all positions. All times "
+        "round that drafts costs beside its passes, all in passes over one token"
+        f"{' of each row' * (batch > 1)}, timed in the rounds of "
+        f"{'one batch' if batch > 1 else 'one text'}, each time after a run. *α* is one rate for "
+        f"all positions.{lasting} All times "
         "are means of all runs. In parentheses: how far the computed speed-up is from the measured "
         "one. *The rest of other rounds*: the rest of a round that drafts is read off the line "
         "through the rounds of the other lengths. With *the rest of a round* the round itself was "
         "timed, so that the speed-up is τ over its time, and the error is that of timing alone.\n\n"
         f"Errors:\n\n{summary}\n\n"
-        f"{cells.table(columns, found)}\n"
+        f"{cells.table(columns, found)}\n\n"
+        "The time to the first token (TTFT) is that in which target and drafter read the prompts, "
+        "1 + c times that in which the target alone reads them, which was measured. The time per "
+        "token of a row (TPOT) is computed from the rest of a round and from the milliseconds of "
+        f"the passes.\n\n{cells.table(delays, times)}\n"
     )
 
 

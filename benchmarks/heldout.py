@@ -157,6 +157,7 @@ class _Counts:
         """Adds the results of a batch."""
         self.stats.append([int(np.sum(getattr(fast.stats, k))) for k in COUNTS])
         self.stats[-1].append(int(np.sum(plain.stats.emitted)))
+        self.stats[-1].append(int(np.max(fast.stats.rounds)))
         self.sizes.append(len(prompts))
         self.accepted_at.append(np.sum(np.asarray(fast.stats.accepted_at), axis=0))
         for row, prompt in enumerate(prompts):
@@ -167,7 +168,7 @@ class _Counts:
     def figures(self, seconds: np.ndarray, greedy: bool) -> dict:
         """The figures, for seconds ``[batches, 2, 2]``: plain, speculative; reading, rounds."""
         stats = np.asarray(self.stats, float)
-        rounds, emitted, drafted, accepted, plain_emitted = stats.T
+        rounds, emitted, drafted, accepted, plain_emitted, longest = stats.T
         result, read = {}, np.asarray(self.sizes, float)  # reading emits a token of each row
         for name, spent, first in (
             ("whole", seconds.sum(axis=2), read),
@@ -179,6 +180,7 @@ class _Counts:
             result[f"tokens_per_second_{name}"] = fast.sum() / spent[:, 1].sum()
         return result | {
             "tau": emitted.sum() / rounds.sum(),
+            "slowest": (longest * read).sum() / rounds.sum(),  # the rounds of a batch, in a row's
             "acceptance": accepted.sum() / max(1.0, drafted.sum()),
             "acceptance_by_position": (np.sum(self.accepted_at, axis=0) / rounds.sum()).tolist(),
             "repeated_4grams": repeated_ngrams(self.rows),
