@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import specjax
+from specjax import trees
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 GOLDEN = Path(__file__).parent / "golden" / "features"
@@ -187,10 +188,10 @@ def test_a_config_says_whether_the_place_of_the_root_drafts(
 def test_blocks_of_jetspec_are_causal_and_written_so_that_both_kinds_of_reader_know(
     golden_target, tmp_path
 ):
-    found = specjax.load_drafter(
-        edited(tmp_path / "a", "dflash", {"causal_head": True}), golden_target
-    )
+    found = specjax.load_drafter(GOLDEN / "jetspec", golden_target, topology="jetspec:3x4x11")
     assert found.drafter.config.causal is True
-    specjax.save_drafter(found.drafter, found.params, tmp_path / "b")
-    written = json.loads((tmp_path / "b" / "config.json").read_text())["dflash_config"]
+    specjax.save_drafter(found.drafter, found.params, tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())["dflash_config"]
     assert written["causal"] is written["causal_head"] is True
+    again = specjax.load_drafter(tmp_path, golden_target).drafter  # its tree is stored, too
+    assert again.topology == found.drafter.topology == trees.whole_families(3, 4, 11)

@@ -33,6 +33,7 @@ GENERATED = (
     "lilicorr",
     "dflash2",
     "dflash2_window",
+    "jetspec",
 )
 SPECULATORS = (
     "dflash_speculators",
@@ -56,6 +57,7 @@ CLOSE = {  # where float32 itself is not closer: a cosine of short vectors, time
     "dflash2_speculators_window": 2e-4,
     "dflash_speculators": 5e-5,
     "dspark_speculators": 5e-5,
+    "jetspec": 5e-5,
     "dflash_speculators_window": 5e-5,
 }
 

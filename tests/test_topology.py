@@ -1,6 +1,7 @@
 """Topologies: what is a tree, and what a drafter grows is what its definition says."""
 
 import dataclasses
+import heapq
 import json
 from types import SimpleNamespace
 
@@ -115,6 +116,31 @@ def test_an_expanded_tree_holds_the_most_probable_paths(shape):
     assert shape.gain == 0 or min(sizes) < shape.depth  # the gain has ended some row
 
 
+def families(row, siblings, depth, nodes):
+    """``topology.whole_families`` by the best-first search of its authors."""
+    waiting, found = [(0.0, 0, ())], []
+    while waiting and len(found) < nodes:
+        value, _, path = heapq.heappop(waiting)
+        if len(path) == depth:
+            continue
+        law = said(row, path)
+        for token in np.argsort(-law, kind="stable")[:siblings][: nodes - len(found)]:
+            found.append((*path, int(token)))
+            heapq.heappush(waiting, (value - law[token], len(found), found[-1]))
+    return {*found}
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 8), (2, 4, 9), (4, 2, 6)])
+def test_whole_families_hang_below_the_most_probable_nodes(sizes):
+    draft = drafted(DraftModel(model=MODEL, topology=trees.whole_families(*sizes)), context())
+    others = 0
+    for row in range(len(PROMPTS)):
+        wanted = families(row, *sizes)
+        assert {*paths(draft, row)} == wanted
+        others += wanted != expanded(row, 9, *sizes[1:])
+    assert others  # the most probable paths are not these
+
+
 def test_a_round_of_less_depth_leaves_out_deeper_nodes_alone():
     shape = Expand(3, 3, 8)
     drafter = DraftModel(model=MODEL, topology=shape)
@@ -157,6 +183,9 @@ def test_a_draft_model_picks_children_as_its_present_tree_wants_them():
         (lambda: trees.parse("nowhere.json"), "nowhere.json"),
         (lambda: Expand(2, 2, 7), "nodes must be from"),
         (lambda: Expand(2, 0, 7), "at least 1"),
+        (lambda: Expand(2, 2, 3, siblings=3), "siblings must be from 0 to width"),
+        (lambda: trees.parse("jetspec:0x3x4"), "siblings=0: it must be at least 1"),
+        (lambda: trees.parse("jetspec:3x3"), "takes 3 sizes"),
         (lambda: trees.chain(0), "at least one token"),
         (lambda: trees.parse("64x64x64x64"), "at most 1024"),  # before it is built
         (lambda: trees.parse("chain:100000000"), "at most 1024"),
@@ -181,6 +210,7 @@ def test_words_and_files_name_trees(tmp_path):
     assert trees.parse("2x2") == Tree((-1, 0, 0, 1, 1, 2, 2)) == trees.branching(2, 2)
     assert trees.parse("chain:2") == Tree((-1, 0, 1)) and trees.chain(2).is_chain
     assert trees.parse("expand:3x2x4") == Expand(3, 2, 4)
+    assert trees.parse("jetspec:3x5x20") == Expand(7, 5, 20, siblings=3)
     assert trees.chains(2, 2) == Tree((-1, 0, 0, 1, 2))
     file = tmp_path / "tree.json"
     for given in ([-1, 0, 0, 1], [[0], [1], [0, 0]]):

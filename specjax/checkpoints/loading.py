@@ -232,7 +232,7 @@ def _read(folder: Path, target: LM, shape: Topology | None) -> tuple[Drafter, Py
     drafter = _with_trained_depth(drafter, own)
     if shape is None and (tree := own.get("tree")):
         shape = as_topology(tree)
-        if more := {name: own[name] for name in ("gain", "branch") if name in own}:
+        if more := {name: own[name] for name in ("gain", "branch", "siblings") if name in own}:
             shape = dataclasses.replace(shape, **more)
     if shape is not None:
         drafter = drafter.with_topology(shape)

@@ -13,9 +13,10 @@ tokens before the root. Of those, only keys and values are ever computed; they a
 which each round adds the keys and values of its accepted path.
 
 With ``topology=trees.Expand(width, depth, nodes)`` the draft is the tree of the ``nodes`` paths of
-the greatest products of these laws (DDTree; JetSpec with ``causal=True``), found anew in each row
-and round. It is DDTree's tree wherever that has, at each depth, at most ``width`` nodes with
-children, and at most ``width`` children below each of them. All depths come from the same one pass.
+the greatest products of these laws, found anew in each row and round. It is DDTree's tree wherever
+that has, at each depth, at most ``width`` nodes with children, and at most ``width`` children below
+each of them. With ``trees.whole_families(siblings, depth, nodes)`` and ``causal=True`` tree and
+model are JetSpec's. All depths come from the same one pass.
 
 Lossless: yes, under ``greedy`` and ``delta`` (trees that are grown also under ``traversal``, their
 tokens as point masses); with ``sibling_sampling="iid"`` or ``"distinct"`` also under ``rejection``
@@ -26,9 +27,6 @@ Example::
     heads = specjax.load_drafter("z-lab/Qwen3-4B-DFlash-b16", lm)
     specjax.generate(lm, "...", drafter=heads)
     specjax.generate(lm, "...", drafter=heads, drafting=specjax.Drafting(tree="expand:32x15x64"))
-
-Differs from the authors' code: JetSpec's own tree takes all ``tree_width`` children of each node
-that it looks below, DDTree's the most probable paths alone; this is DDTree's.
 
 References: DFlash, arXiv 2602.06036; DDTree, arXiv 2604.12989, algorithm 1; JetSpec, arXiv
 2606.18394.

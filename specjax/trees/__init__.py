@@ -32,6 +32,7 @@ from .topology import (
     comb,
     from_paths,
     parse,
+    whole_families,
 )
 
 __all__ = [
@@ -64,4 +65,5 @@ __all__ = [
     "paths_through",
     "prefix_tokens",
     "tree_draft",
+    "whole_families",
 ]

@@ -229,9 +229,10 @@ def _draw(q, parent, rank, uniform, sibling_sampling):
 
 
 def _expand(topology: Expand | Beams, context, level, carry, words, least_value):
-    nodes, gain, branch = 0, 0.0, 0.0
+    nodes, gain, branch, siblings = 0, 0.0, 0.0, 0
     if isinstance(topology, Expand):
         nodes, gain, branch = topology.nodes, topology.gain, topology.branch
+        siblings = topology.siblings
     batch, width = context.tokens.shape[0], topology.width
     # all paths looked at, node 0 is the root: the last token, its parent, the path's value (nats)
     tokens = context.root[:, None]
@@ -267,6 +268,8 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
         if branch:
             opens = (jnp.arange(width) == 0) | (worth >= np.log(branch))
             worth = jnp.where(opens, worth, -jnp.inf)
+        if siblings:
+            worth = jnp.where(jnp.arange(width) < siblings, worth, -jnp.inf)
         best = best if words is None else words.of(best)
         best, worth = (jnp.broadcast_to(x, (batch, wide, width)) for x in (best, worth))
         worth = worth + jnp.take_along_axis(value, here, axis=1)[:, :, None]
@@ -287,7 +290,11 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
             where = jnp.concatenate([where, on + first], axis=1)
             above = jnp.concatenate([above, since + on // width], axis=1)
             path = jnp.take_along_axis(path, on // width, axis=1)
-    kept = where if isinstance(topology, Beams) else _most_probable(value, nodes)
+    order = value
+    if siblings:  # a node is kept for the value of the node above it
+        above_it = jnp.take_along_axis(value, jnp.maximum(parent, 0), axis=1)
+        order = jnp.where(value > -jnp.inf, above_it, -jnp.inf)
+    kept = where if isinstance(topology, Beams) else _most_probable(order, nodes)
     rank = jnp.zeros(tokens.shape, jnp.int32)
     rows = jnp.arange(batch)[:, None]
     rank = rank.at[rows, kept].set(jnp.arange(topology.num_nodes, dtype=jnp.int32))

@@ -20,7 +20,13 @@ import numpy as np
 from .._internal.keywords import counted
 from .ops import chain_parents, check_parents, whole
 
-SIZES = {"chain": 1, "expand": 3, "beams": 2, "comb": 2}  # numbers after the colon, for ``parse``
+SIZES = {
+    "chain": 1,
+    "expand": 3,
+    "jetspec": 3,
+    "beams": 2,
+    "comb": 2,
+}  # numbers after the colon, for ``parse``
 MOST_NODES = 1024  # of a draft, and of the candidates while one is grown: masks are [N, N]
 
 
@@ -111,8 +117,9 @@ class Expand:
     """A tree that each row grows anew in each round by the drafter's own probabilities.
 
     At each depth the ``width`` most probable paths are extended by ``width`` tokens each. Of all
-    paths found, the ``nodes`` most probable become the draft. The value of a path is the product of
-    the drafter's probabilities, so the kept paths always form a tree.
+    paths found, the ``nodes`` most probable become the draft (with ``siblings``, those below the
+    most probable nodes). The value of a path is the product of the drafter's probabilities, so the
+    kept paths always form a tree.
 
     The draft is a function of the context (``greedy`` and ``delta`` judge it). Its values never
     depend on drawn tokens, which would bias every rule that uses q.
@@ -130,9 +137,12 @@ class Expand:
         than ``gain``.
       branch: in [0, 1]; a token beside the most probable one extends a path only if the drafter
         gives it at least this probability; 0: whatever it gives it.
+      siblings: K; above 0, a path is extended by its K best tokens, and all K become nodes, of one
+        path after the other, the most probable path first, until there are ``nodes``; see
+        ``whole_families``. 0: a token is kept by the value of its own path.
 
     References: EAGLE-2, arXiv 2406.16858 (``gain=0``); OPT-Tree, arXiv 2406.17276 (``gain > 0``);
-    LLMCad, arXiv 2309.04255, section 3 (``branch=0.3``).
+    LLMCad, arXiv 2309.04255, section 3 (``branch=0.3``); JetSpec, arXiv 2606.18394 (``siblings``).
 
     Raises:
       ValueError: a number is out of range, or ``nodes`` is more than all paths that can be found.
@@ -143,24 +153,48 @@ class Expand:
     nodes: int
     gain: float = 0.0
     branch: float = 0.0
+    siblings: int = 0
 
     def __post_init__(self):
         if min(self.width, self.depth, self.nodes) < 1 or self.gain < 0:
             raise ValueError(f"{self}: width, depth and nodes must be at least 1, gain at least 0")
         if not 0 <= self.branch <= 1:
             raise ValueError(f"{self}: branch is a probability, from 0 to 1")
+        if not 0 <= self.siblings <= self.width:
+            raise ValueError(f"{self}: siblings must be from 0 to width")
         _bounded(1 + self.width * self.depth, f"the tree of extended paths of {self}")
-        most = self.width + (self.depth - 1) * self.width**2
+        below = self.siblings or self.width  # a path that is extended
+        most = below + (self.depth - 1) * self.width * below
         if not self.depth <= self.nodes <= most:
             raise ValueError(
-                f"{self}: nodes must be from depth to width + (depth - 1) * width^2 = {most}, "
-                "the number of paths that are found"
+                f"{self}: nodes must be from depth to {most}, the number of paths that are found"
             )
 
     @property
     def num_nodes(self) -> int:
         """The number of nodes, the root included."""
         return self.nodes + 1
+
+
+def whole_families(siblings: int, depth: int, nodes: int) -> Expand:
+    """The tree of JetSpec: below the most probable nodes hang their ``siblings`` best tokens each.
+
+    The node with the greatest value gets its children, then the one with the next greatest value,
+    until there are ``nodes``; ``Expand`` looks at as many paths of a depth as that can be.
+
+    Example::
+
+        whole_families(7, 15, 62)  # written "jetspec:7x15x62"
+
+    References: JetSpec, arXiv 2606.18394; ``accum_logp`` of the authors' code, whose ``budget``
+    counts the root too.
+
+    Raises:
+      ValueError: as for ``Expand``.
+    """
+    if siblings < 1:
+        raise ValueError(f"siblings={siblings}: it must be at least 1")
+    return Expand(max(siblings, -(-nodes // siblings)), depth, nodes, siblings=siblings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,8 +360,9 @@ def parse(text: str, argument: str = "tree") -> Topology:
 
     Args:
       text: ``chain:4``, ``3x2x1`` (see ``branching``), ``expand:WIDTHxDEPTHxNODES``,
-        ``beams:WIDTHxDEPTH``, ``comb:WIDTHxDEPTH``, or the name of a JSON file that
-        holds parents ``[-1, 0, 0, 1]`` or paths ``[[0], [1], [0, 0]]`` (see ``from_paths``).
+        ``jetspec:SIBLINGSxDEPTHxNODES``, ``beams:WIDTHxDEPTH``, ``comb:WIDTHxDEPTH``, or the name
+        of a JSON file that holds parents ``[-1, 0, 0, 1]`` or paths ``[[0], [1], [0, 0]]`` (see
+        ``from_paths``).
       argument: the name of the argument in errors.
 
     Raises:
@@ -352,6 +387,9 @@ def parse(text: str, argument: str = "tree") -> Topology:
         if kind == "expand":
             width, depth, nodes = sizes
             return Expand(width, depth, nodes)
+        if kind == "jetspec":
+            siblings, depth, nodes = sizes
+            return whole_families(siblings, depth, nodes)
         if kind == "beams":
             width, depth = sizes
             return Beams(width, depth)
@@ -367,9 +405,11 @@ def parse(text: str, argument: str = "tree") -> Topology:
 
 _ACCEPTED = (
     "Accepted: 'chain:4', a chain of 4 tokens; '3x2x1', the number of children at each depth; "
-    "'expand:8x4x24', width, depth and nodes of a tree that the drafter grows; 'beams:4x5', width "
-    "and depth of a beam search; 'comb:3x6', a chain of 6 tokens with 2 more beside each; "
-    "parents [-1, 0, 0, 1], or paths of ranks [[0], [1], [0, 0]], or a .json file of such a list"
+    "'expand:8x4x24', width, depth and nodes of a tree that the drafter grows; "
+    "'jetspec:4x8x24', children, depth and nodes of one whose nodes have all children or none; "
+    "'beams:4x5', width and depth of a beam search; 'comb:3x6', a chain of 6 tokens with 2 more "
+    "beside each; parents [-1, 0, 0, 1], or paths of ranks [[0], [1], [0, 0]], or a .json file "
+    "of such a list"
 )
 
 
