@@ -28,7 +28,7 @@ def add_shapes(parser: argparse.ArgumentParser, temperatures: Iterable[float], *
     at = parser.add_argument
     at("--temperatures", type=float, nargs="+", default=list(temperatures), metavar="T")
     for name, kind, what in (
-        ("lengths", _length, "drafted tokens of chains"),
+        ("lengths", length, "drafted tokens of chains"),
         ("trees", _tree, "trees, such as 3x2x1"),
         ("siblings", str, "how tokens are chosen above temperature 0; in chains top or iid"),
     ):
@@ -42,7 +42,7 @@ def add_policies(parser: argparse.ArgumentParser) -> None:
     what = "rows in which a policy chooses the length, such as auto or auto:schedule"
     parser.add_argument("--policies", type=_policy, nargs="+", default=[], help=what)
     what = "requests that rows with a policy decode together"
-    parser.add_argument("--batches", type=_length, nargs="+", default=[1, 8], help=what)
+    parser.add_argument("--batches", type=length, nargs="+", default=[1, 8], help=what)
 
 
 def rows_of(args: argparse.Namespace) -> list[dict]:
@@ -126,7 +126,7 @@ def label(row: dict) -> str:
     return f"T = {row['temperature']:g}, {shape}{drawn}"
 
 
-def _length(text: str) -> int:
+def length(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return int(text)

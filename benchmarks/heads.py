@@ -12,6 +12,7 @@ Other rows, beside those that are kept::
     --grown                                                    a target of 100M weights (grown.py)
     --target FOLDER                                            another target, such as Medusa-2's
     --policies auto auto:schedule --batches 1 8                a policy chooses the length
+    --before 24                                                other prompts than the last 24
 
 A head that a shape does not suit is left out of that row, and the page says why.
 """
@@ -44,6 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("heads", nargs="+", metavar="[NAME=]FOLDER", help="trained heads")
     parser.add_argument("--prompts", type=int, default=24)
+    what = "leave out so many prompts at the end, on which something was chosen"
+    parser.add_argument("--before", type=head_rows.length, default=0, metavar="N", help=what)
     parser.add_argument("--new", type=int, default=NEW, help="new tokens of each prompt")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--grown", action="store_true", help="target and heads grown to 100M")
@@ -59,8 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
     named = head_rows.named(args.heads)
     facts = {"suite": "heads", "heads": args.heads, "prompts": args.prompts, "new": args.new}
     target = GROWN if args.grown else None if args.target == EMBEDDED else args.target
-    header = {**facts, "target": target, **runner.where()}
-    lm, prompts = specjax.load(args.target), heldout.prompts(args.prompts)
+    before = {"before": args.before} if args.before else {}
+    header = {**facts, **before, "target": target, **runner.where()}
+    lm, prompts = specjax.load(args.target), heldout.prompts(args.prompts, args.before)
     if args.grown:  # heads keep the names that are asked for
         lm = grown.grown_embedded()
         named = {name: grown.grown_drafter(drafter) for name, drafter in named.items()}
@@ -108,12 +112,14 @@ def page(header: dict, lines: list[dict]) -> str:
         ", or of as many together as a title says" if batched else " of one request at a time"
     )
     over = "the prompts, or over the batches" if batched else "the prompts"
+    own_prompts = "before" in header
     own = header.get("target") not in (None, GROWN)
     whose = "a target of their own" if own else "the embedded target"
     text = (
         "# Trained heads side by side\n\n```sh\npython -m benchmarks.heads "
         + shlex.join(header["heads"])
         + f" --prompts {header['prompts']}"
+        + (f" --before {header['before']}" if own_prompts else "")
         + (f" --new {header['new']}" if header["new"] != NEW else "")
         + _target_words(header.get("target"))
         + "".join(f" {word}" for word in words)
@@ -122,7 +128,13 @@ def page(header: dict, lines: list[dict]) -> str:
         f"decoding{together}. τ: tokens that a round emits. *Rounds* and *whole*: "
         "how many times as fast as plain decoding, without and with the reading of the prompt; "
         f"intervals of 95 % are over {over}. *Round*: its time in plain steps. *Accepted*: the "
-        "share of rounds in which a draft position was accepted.\n"
+        "share of rounds in which a draft position was accepted."
+        + (
+            " The last {before} prompts are not among these.".format(**header)
+            if own_prompts
+            else ""
+        )
+        + "\n"
     )
     columns = {
         "head": lambda name, f: name,

@@ -295,6 +295,9 @@ def test_every_row_of_every_suite_has_settings_that_its_kind_takes(name):
 def test_more_prompts_than_ship_are_refused():
     with pytest.raises(ValueError, match="held-out prompts ship"):
         heldout.prompts(100_000)
+    with pytest.raises(ValueError, match="318 held-out prompts ship .* before the last 2"):
+        heldout.prompts(319, 2)
+    assert heldout.prompts(3, 2) == heldout.prompts(5)[:3]
 
 
 # ---------------------------------------------------------------- pairs

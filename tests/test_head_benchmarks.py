@@ -145,6 +145,10 @@ def test_heads_are_measured_together_and_one_that_a_shape_does_not_suit_is_left_
     assert "The least ratio of rounds is that of medusa: 1.20 [1.10, 1.30]." in page
     with pytest.raises(SystemExit):
         heads.main([*words, str(tmp_path), "--policies", "auto", "--batches", "16"])
+    elsewhere = [*words[:-1], "--before", "3", "--lengths", "2", "--out", str(tmp_path / "before")]
+    assert heads.main(elsewhere) == 0
+    page = (tmp_path / "before" / "README.md").read_text("utf-8")
+    assert " --prompts 9 --before 3 --" in page and "The last 3 prompts are not among" in page
     with pytest.raises(ValueError, match="'medusas' is unknown"):
         heads.main(["medusas", *words[2:], str(tmp_path)])
 
