@@ -28,7 +28,8 @@ def embedded(prompts: int = 60, batches: Sequence[int] = (8,)) -> list[Row]:
         0.0: {
             **{"eagle3": (3, 4, 5), "draft": (2, 3, 4)},
             **dict.fromkeys(("mtp", "speculator", "p-eagle"), (1, 3)),
-            **{"medusa": (1,), "ngram": (3, 7), "ngram+eagle3": (3,), "ngram+draft": (3,)},
+            **{"copy+p-eagle": (3,), "medusa": (1,), "ngram": (3, 7)},
+            **dict.fromkeys(("ngram+eagle3", "ngram+draft"), (3,)),
         },
         1.0: {
             **{"draft": (1, 2), "eagle3": (1, 2, 3), "mtp": (1, 2)},
