@@ -27,7 +27,7 @@ from specjax.drafters import DraftModel, medusa
 from specjax.models import CausalLM
 from specjax.models.contrastive import Contrastive
 from specjax.sampling import processors
-from specjax.text import task
+from specjax.text import drafter_names, task
 
 pytest_plugins = ["pairs"]
 NGRAMS = [("ngram", 1), ("ngram", 2), ("ngram", 3)]
@@ -155,9 +155,12 @@ def heads(pair):
     return HeadLM(drafter, params, name="heads", fingerprint="", target=lm.checkpoint)
 
 
-def test_a_trace_of_heads_tells_the_rounds_of_every_length(pair, heads):
+@pytest.mark.parametrize("copying", [False, True])
+def test_a_trace_of_heads_tells_the_rounds_of_every_length(pair, heads, copying):
+    drafter = drafter_names.WithLookup(heads, drafter_names.COPYING) if copying else heads
+
     def run(length):
-        options = dict(max_new_tokens=40, stop=(), drafter=heads, num_draft=length)
+        options = dict(max_new_tokens=40, stop=(), drafter=drafter, num_draft=length)
         work = prepared(pair[0], PROMPTS, **options)
         return work, timing.timed_run(work)[-1]
 

@@ -98,7 +98,8 @@ class Survey:
     def rewinds(self, name: str) -> bool:
         """Returns whether rounds of a drafter can be tried from earlier positions of a text; those
         of a combination cannot, since its drafts are no beginnings of its longest drafts."""
-        if isinstance(self.drafters[name], drafter_names.WithLookup):
+        held = drafter_names.without_copying(self.drafters[name])
+        if isinstance(held, drafter_names.WithLookup):
             return False
         return self.jobs[name, self.lengths[name][-1]][0].drafter.can_rewind
 

@@ -71,9 +71,9 @@ def try_rounds(work: GenerationTask, state: State) -> AcceptanceRecord:
 
     Positions are tried from the last to the first, because a round reads only the text and the
     entries of the caches before its root, and writes after them. This holds for drafters whose
-    state is a cache, or that have no state. Heads also read the target's hidden state of the token
-    before the root, which is known only after that token was committed; for heads, positions are
-    tried from the first to the last.
+    state is a cache, or that have no state. Heads, and all that reads the target's hidden states,
+    need the state of the token before the root, which is known only after that token was committed;
+    for these, positions are tried from the first to the last.
 
     Args:
       work: the request.
@@ -82,7 +82,7 @@ def try_rounds(work: GenerationTask, state: State) -> AcceptanceRecord:
     Returns:
       the proposed and accepted tokens at each position, for each row.
     """
-    if isinstance(work.drafter, HeadDrafter):
+    if work.drafter.features or isinstance(work.drafter, HeadDrafter):
         return _try_in_order(work, state)
     begins = np.asarray([len(prompt) for prompt in work.prompts]) + 1
     ends = np.maximum(np.asarray(state.length) - begins, 0)  # tokens of each row's rounds
@@ -109,7 +109,7 @@ def try_rounds(work: GenerationTask, state: State) -> AcceptanceRecord:
 
 
 def _try_in_order(work: GenerationTask, state: State) -> AcceptanceRecord:
-    """Returns the result of ``try_rounds`` for heads.
+    """Returns the result of ``try_rounds`` for heads, also as a part of another drafter.
 
     At each position a whole round is tried on a copy of the state, and a round with a budget of one
     token continues the text. Above temperature 0 the tokens are drawn anew.
