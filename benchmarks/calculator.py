@@ -124,8 +124,8 @@ def computed(shares: list[float], parts: dict[str, float]) -> dict:
 
 def beside_others(chains: list[dict]) -> list[dict]:
     """The chains of one drafter, each with what the calculator says (``others``) if its own rounds
-    were not timed: a draft's overhead is that of the line, by least squares, through the overheads
-    of the other lengths."""
+    were not timed: a draft's overhead (``rest``) is that of the line, by least squares, through the
+    overheads of the other lengths."""
     lengths = [len(one["run"]["acceptance_by_position"]) for one in chains]
     rests = [one["inputs"]["draft_overhead"] for one in chains]
     found = []
@@ -134,7 +134,7 @@ def beside_others(chains: list[dict]) -> list[dict]:
         line = np.polyfit([lengths[k] for k in others], [rests[k] for k in others], 1)
         rest = max(0.0, float(np.polyval(line, lengths[i])))
         said = calculate(**given(one["inputs"]) | {"draft_overhead": rest})
-        found.append({**one, "others": said.asked.speedup})
+        found.append({**one, "rest": rest, "others": said.asked.speedup})
     return found
 
 
@@ -142,11 +142,12 @@ def latencies(chain: dict, plain: dict[str, float], requests: int, new: int, bat
     """Seconds to the first token (``ttft``) and per later token of a row (``tpot``) of a chain,
     each measured and computed.
 
-    The calculator is given the parts of the chain's rounds, for TPOT the seconds of a pass over one
-    token of each row, and for TTFT the seconds in which the target alone reads the prompts.
+    The calculator is given for TPOT the seconds of a pass over one token of each row and the
+    overhead of a draft as rounds of other lengths have it, and for TTFT the seconds in which the
+    target alone reads the prompts.
 
     Args:
-      chain: what ``measure`` returns of a chain, of ``requests`` requests of ``new`` tokens each.
+      chain: what ``beside_others`` returns of a chain, of ``requests`` requests of ``new`` tokens.
       plain: the seconds of the parts of a plain round.
     """
     run, inputs = chain["run"], chain["inputs"]
@@ -157,11 +158,12 @@ def latencies(chain: dict, plain: dict[str, float], requests: int, new: int, bat
         whole, rounds = (count / rate for count, rate in zip((tokens, later), rates, strict=True))
         return (whole - rounds) * batch / requests
 
-    found = calculate(**given(inputs), batch=batch, pass_seconds=min(plain["pass"], plain["round"]))
-    read = reading("plain_")
+    known = given(inputs) | {"draft_overhead": chain["rest"], "batch": batch}
+    rounds = calculate(**known, pass_seconds=min(plain["pass"], plain["round"])).asked
+    read = calculate(**known, prompt=1, pass_seconds=reading("plain_")).asked
     return {
-        "ttft": (reading(""), (1 + inputs["draft_cost"]) * read),
-        "tpot": (batch / run["tokens_per_second_rounds"], found.asked.tpot * run.get("slowest", 1)),
+        "ttft": (reading(""), read.ttft),
+        "tpot": (batch / run["tokens_per_second_rounds"], rounds.tpot * run.get("slowest", 1.0)),
     }
 
 
@@ -211,7 +213,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(arguments)
     if not 1 <= args.batch <= args.prompts or args.prompts % args.batch:
-        parser.error(f"--batch {args.batch}: it must be at least 1 and divide --prompts")
+        parser.error(
+            f"--batch {args.batch}: it must be at least 1 and divide --prompts {args.prompts}"
+        )
     compile_cache.enable()  # a run that was interrupted finds its programs again
     header = {"suite": "calculator", "prompts": args.prompts, "new": args.new}
     header |= ({} if args.batch == 1 else {"batch": args.batch}) | runner.where()
@@ -312,10 +316,10 @@ def page(header: dict, lines: list[dict]) -> str:
         "timed, so that the speed-up is τ over its time, and the error is that of timing alone.\n\n"
         f"Errors:\n\n{summary}\n\n"
         f"{cells.table(columns, found)}\n\n"
-        "The time to the first token (TTFT) is that in which target and drafter read the prompts, "
-        "1 + c times that in which the target alone reads them, which was measured. The time per "
-        "token of a row (TPOT) is computed from the rest of a round and from the milliseconds of "
-        f"the passes.\n\n{cells.table(delays, times)}\n"
+        "The time to the first token (TTFT) is that in which target and drafter read the prompts; "
+        "the calculator is given that in which the target alone reads them. The time per token of "
+        "a row (TPOT) is computed from the rest of other rounds and from the milliseconds of the "
+        f"target's passes.\n\n{cells.table(delays, times)}\n"
     )
 
 

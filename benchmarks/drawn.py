@@ -46,20 +46,20 @@ def tau(lm, prompts, drafter, drafting, temperature: float, new: int) -> dict:
 
 
 def alone(drafter):
-    """A block drafter that drafts each place from the block's own law, without a correction.
-
-    Raises:
-      ValueError: ``drafter`` is no block drafter, or one whose places are drafted so anyway.
-    """
+    """A block drafter that drafts each place from the block's own law, without a correction."""
     kind = type(drafter)
-    if not isinstance(drafter, BlockDrafter) or kind.make_level is BlockDrafter.make_level:
-        raise ValueError(
-            f"--alone: a drafter of the kind {kind.__name__} does not correct the laws of a block"
-        )
     own = type(f"{kind.__name__}Alone", (kind,), {"make_level": BlockDrafter.make_level})
     return own(
         **{field.name: getattr(drafter, field.name) for field in dataclasses.fields(drafter)}
     )
+
+
+def corrects(heads) -> bool:
+    """Whether a drafter, as ``drafter_names.named`` returns it, is heads that correct a block."""
+    drafter = getattr(heads, "drafter", None)
+    if not isinstance(drafter, BlockDrafter):
+        return False
+    return type(drafter).make_level is not BlockDrafter.make_level
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -86,6 +86,12 @@ def main(arguments: list[str] | None = None) -> int:
     named = head_rows.named(args.heads)
     head_rows.check_heads(lm, prompts[0], named.values())
     heads = {one: drafter_names.named(lm, one) for one in named.values() if args.alone}
+    for name, one in named.items():
+        if args.alone and not corrects(heads[one]):
+            parser.error(
+                f"--alone: {name}={one} does not correct the laws of a block; accepted are heads "
+                "such as dspark, domino, dflash2, xpress and lilicorr: leave the others out"
+            )
     apart = {one: dataclasses.replace(x, drafter=alone(x.drafter)) for one, x in heads.items()}
     kept = runner.Kept(args.out, header, fresh=False)
     rows = rows_of(args, named)

@@ -104,7 +104,7 @@ def check_heads(lm, prompt: str, drafters: Iterable[str]) -> None:
         prepare(lm, [prompt], Options(drafter=drafter, max_new_tokens=1))
 
 
-def refusal(lm, prompt: str, drafter: str, row: dict) -> str | None:
+def refusal(lm, prompt: str, drafter, row: dict) -> str | None:
     """Why a drafter refuses the shape of a row; None: it does not."""
     how = dict(drafting=drafting_of(row), sampling=sampling_of(row))
     try:

@@ -34,7 +34,7 @@ def prompts(count: int, before: int = 0) -> list[str]:
     """
     file = Path(specjax.__file__).parent / "data" / "heldout_prompts.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines()
-    lines = lines[: len(lines) - before]
+    lines = lines[: max(0, len(lines) - before)]
     if count > len(lines):
         words = f" before the last {before}" * bool(before)
         raise ValueError(
@@ -187,7 +187,7 @@ class _Counts:
             result[f"tokens_per_second_{name}"] = fast.sum() / spent[:, 1].sum()
         return result | {
             "tau": emitted.sum() / rounds.sum(),
-            "slowest": (longest * read).sum() / rounds.sum(),  # the rounds of a batch, in a row's
+            "slowest": (longest * read).sum() / rounds.sum(),  # rounds: slowest row by mean row
             "acceptance": accepted.sum() / max(1.0, drafted.sum()),
             "acceptance_by_position": (np.sum(self.accepted_at, axis=0) / rounds.sum()).tolist(),
             "repeated_4grams": repeated_ngrams(self.rows),

@@ -297,6 +297,8 @@ def test_more_prompts_than_ship_are_refused():
         heldout.prompts(100_000)
     with pytest.raises(ValueError, match="318 held-out prompts ship .* before the last 2"):
         heldout.prompts(319, 2)
+    with pytest.raises(ValueError, match="prompts=1: 0 held-out prompts"):
+        heldout.prompts(1, 400)
     assert heldout.prompts(3, 2) == heldout.prompts(5)[:3]
 
 

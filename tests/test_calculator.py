@@ -95,10 +95,10 @@ def test_delays_are_those_of_reading_and_of_rounds_and_a_batch_waits_for_its_slo
     plain = dict(plain_tokens_per_second_rounds=1.0, plain_tokens_per_second_whole=12 / 16)
     run = plain | dict(tokens_per_second_rounds=2.0, tokens_per_second_whole=12 / 16)
     run |= dict(slowest=1.5, acceptance_by_position=[0.5], ratio_rounds={"median": 2.0})
-    chain = {"run": run, "inputs": inputs, "rounds": 3.0}
+    chain = {"run": run, "inputs": inputs, "rest": 0.5, "rounds": 3.0}
     found = measured.latencies(chain, {"pass": 3.0, "round": 2.0}, 4, 3, 2)
     assert found["ttft"] == pytest.approx((6.0, 1.25 * 4.0))
-    assert found["tpot"] == pytest.approx((1.0, 1.5 * 2.0 * (1.5 + 0.25 + 0.25 + 0.5) / 1.5))
+    assert found["tpot"] == pytest.approx((1.0, 1.5 * 2.0 * (1.5 + 0.25 + 0.5 + 0.5) / 1.5))
     assert measured.error(chain, "rounds") == pytest.approx(0.0)
 
 

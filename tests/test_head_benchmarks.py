@@ -9,6 +9,7 @@ import pytest
 
 import specjax
 from benchmarks import drawn, expected, head_rows, heads, heldout, runner
+from specjax.text import drafter_names
 
 
 def stored(folder):
@@ -192,5 +193,33 @@ def test_heads_in_folders_are_drawn_beside_each_other(monkeypatch, tmp_path):
     for wrong in (["--trees", "3x1"], ["Own=medusa", "--temperatures", "0"], ["--alone"]):
         with pytest.raises(SystemExit):
             drawn.main([*wrong, "--out", str(tmp_path)])
-    with pytest.raises(ValueError, match="kind Medusa does not correct"):
-        drawn.main(["medusa", "--alone", "--out", str(tmp_path)])
+
+
+def test_heads_that_correct_a_block_are_also_drawn_from_the_block_alone(
+    monkeypatch, tmp_path, capsys
+):
+    calls = []
+
+    def tau(lm, prompts, drafter, drafting, temperature, new):
+        calls.append((getattr(drafter, "name", drafter), drafting))
+        return {"tau": 2.0, "low": 1.5, "high": 2.5}
+
+    words = ["Own=medusa", "--prompts", "2", "--temperatures", "1", "--lengths", "2", "--trees"]
+    words += ["3x1", "--siblings", "iid", "--alone", "--out", str(tmp_path)]
+    monkeypatch.setattr(drawn, "tau", tau)
+    with pytest.raises(SystemExit):
+        drawn.main(words)
+    assert "--alone: Own=medusa does not correct the laws of a block" in capsys.readouterr().err
+    monkeypatch.setattr(drawn, "corrects", lambda heads: True)
+    monkeypatch.setattr(drawn, "alone", lambda drafter: drafter)
+    assert drawn.main(words) == 0
+    own = drafter_names.named(specjax.load("embedded"), "medusa").name
+    chain = specjax.Drafting(num=2, sibling_sampling="iid")
+    assert calls == [
+        ("medusa", chain),
+        (own, chain),  # the drafter alone, and not its name
+        ("medusa", specjax.Drafting(tree="3x1", sibling_sampling="iid")),
+    ]
+    page = (tmp_path / "README.md").read_text("utf-8")
+    assert "Own=medusa --alone`" in page and "`alone`: drawn independently" in page
+    assert "| 1 | Own, 2 |  | 2.00 [1.50, 2.50] |  | 2.00 [1.50, 2.50] |" in page

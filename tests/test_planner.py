@@ -174,11 +174,16 @@ def test_a_trace_of_heads_tells_the_rounds_of_every_length(pair, heads, copying)
         assert taken.count == int(np.max(own.rounds))
 
 
-def test_heads_are_planned_no_deeper_than_they_are(pair, heads):
+def test_heads_are_planned_no_deeper_than_they_are(pair, heads, monkeypatch):
+    """A bonus for copies changes nothing of that: two lengths are run, and all are predicted."""
     options = dict(max_new_tokens=8, num_drafts=[2, 15], turns=1)
-    found = specjax.plan(pair[0], PROMPTS[:1], drafters=[heads], **options)
-    ways = {(c.drafter, c.num_draft) for c in found.candidates}
-    assert ways == {("plain", 0), ("heads", 2), ("heads", 3)}
+    copying = drafter_names.WithLookup(heads, drafter_names.COPYING)
+    monkeypatch.setattr(drafter_names, "named", lambda lm, name: copying)
+    both = [heads, "copy+heads"]
+    found = specjax.plan(pair[0], PROMPTS[:1], drafters=both, **options).candidates
+    ways = {(c.drafter, c.num_draft) for c in found}
+    assert ways == {("plain", 0), *((x, n) for x in ("heads", "copy+heads") for n in (2, 3))}
+    assert all(c.predicted for c in found)
 
 
 def test_where_tokens_are_drawn_a_trace_repeats_the_rounds_of_its_own_run(pair, near):

@@ -130,15 +130,24 @@ def families(row, siblings, depth, nodes):
     return {*found}
 
 
-@pytest.mark.parametrize("sizes", [(3, 3, 8), (2, 4, 9), (4, 2, 6)])
+@pytest.mark.parametrize(
+    "sizes",
+    [(3, 3, 8), (2, 4, 9), (5, 9, 22), (2, 9, 40), (VOCAB, 2, 30), (1, 4, 3), (4, 6, 3)],
+)
 def test_whole_families_hang_below_the_most_probable_nodes(sizes):
+    """Also more than there are tokens, fewer than a node has children, and a chain."""
     draft = drafted(DraftModel(model=MODEL, topology=trees.whole_families(*sizes)), context())
     others = 0
     for row in range(len(PROMPTS)):
         wanted = families(row, *sizes)
-        assert {*paths(draft, row)} == wanted
-        others += wanted != expanded(row, 9, *sizes[1:])
-    assert others  # the most probable paths are not these
+        assert {*paths(draft, row)} == wanted and len(wanted) == sizes[2]
+        others += wanted != expanded(row, VOCAB, *sizes[1:])
+    assert others or sizes[0] == 1 or sizes[2] < 4  # the most probable paths are not these
+    draft = drafted(
+        DraftModel(model=MODEL, topology=trees.whole_families(2, 4, 9)),
+        context(width=jnp.int32(2)),
+    )
+    assert {*paths(draft, 0)} == families(0, 2, 2, 9)  # a round of less depth
 
 
 def test_a_round_of_less_depth_leaves_out_deeper_nodes_alone():
@@ -183,7 +192,10 @@ def test_a_draft_model_picks_children_as_its_present_tree_wants_them():
         (lambda: trees.parse("nowhere.json"), "nowhere.json"),
         (lambda: Expand(2, 2, 7), "nodes must be from"),
         (lambda: Expand(2, 0, 7), "at least 1"),
-        (lambda: Expand(2, 2, 3, siblings=3), "siblings must be from 0 to width"),
+        (lambda: Expand(2, 2, 3, siblings=-1), "siblings must be at least 0"),
+        (lambda: Expand(2, 2, 3, siblings=1, gain=0.1), "0 where gain is above 0"),
+        (lambda: trees.parse("jetspec:7x2x62"), "must be from 2, the depth, to 56"),
+        (lambda: trees.parse("jetspec:1x15x62"), "to 15, the number of paths"),
         (lambda: trees.parse("jetspec:0x3x4"), "siblings=0: it must be at least 1"),
         (lambda: trees.parse("jetspec:3x3"), "takes 3 sizes"),
         (lambda: trees.chain(0), "at least one token"),
@@ -210,7 +222,9 @@ def test_words_and_files_name_trees(tmp_path):
     assert trees.parse("2x2") == Tree((-1, 0, 0, 1, 1, 2, 2)) == trees.branching(2, 2)
     assert trees.parse("chain:2") == Tree((-1, 0, 1)) and trees.chain(2).is_chain
     assert trees.parse("expand:3x2x4") == Expand(3, 2, 4)
-    assert trees.parse("jetspec:3x5x20") == Expand(7, 5, 20, siblings=3)
+    assert trees.parse("jetspec:3x5x20") == Expand(6, 5, 20, siblings=3)
+    assert trees.parse("jetspec:7x15x500").depth == 15  # 72 families, of which one is the root's
+    assert trees.parse("jetspec:7x15x10") == Expand(1, 2, 10, siblings=7)
     assert trees.chains(2, 2) == Tree((-1, 0, 0, 1, 2))
     file = tmp_path / "tree.json"
     for given in ([-1, 0, 0, 1], [[0], [1], [0, 0]]):

@@ -230,10 +230,11 @@ def _draw(q, parent, rank, uniform, sibling_sampling):
 
 def _expand(topology: Expand | Beams, context, level, carry, words, least_value):
     nodes, gain, branch, siblings = 0, 0.0, 0.0, 0
+    batch, width = context.tokens.shape[0], topology.width
+    children = width
     if isinstance(topology, Expand):
         nodes, gain, branch = topology.nodes, topology.gain, topology.branch
-        siblings = topology.siblings
-    batch, width = context.tokens.shape[0], topology.width
+        siblings, children = topology.siblings, topology.children
     # all paths looked at, node 0 is the root: the last token, its parent, the path's value (nats)
     tokens = context.root[:, None]
     parent = jnp.full((batch, 1), -1, jnp.int32)
@@ -262,24 +263,26 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
             going &= jnp.any(stays & real, axis=1)
         logits = scores(context, grown, since, logits, words)
         said = jax.nn.log_softmax(logits, axis=-1)
-        best = drawing.best(said, width)
+        best = drawing.best(said, children)
         worth = jnp.take_along_axis(said, jnp.maximum(best, 0), axis=2)
         worth = jnp.where(best < 0, -jnp.inf, worth)
         if branch:
-            opens = (jnp.arange(width) == 0) | (worth >= np.log(branch))
+            opens = (jnp.arange(children) == 0) | (worth >= np.log(branch))
             worth = jnp.where(opens, worth, -jnp.inf)
-        if siblings:
-            worth = jnp.where(jnp.arange(width) < siblings, worth, -jnp.inf)
         best = best if words is None else words.of(best)
-        best, worth = (jnp.broadcast_to(x, (batch, wide, width)) for x in (best, worth))
+        best, worth = (jnp.broadcast_to(x, (batch, wide, children)) for x in (best, worth))
         worth = worth + jnp.take_along_axis(value, here, axis=1)[:, :, None]
         worth = jnp.where(going[:, None, None], worth, -jnp.inf)
         if context.width is not None:
             worth = jnp.where(depth < context.width, worth, -jnp.inf)
+        if wide * children < width:  # each depth goes on with as many paths, here with none, too
+            more = ((0, 0), (0, 0), (0, width - children))
+            best, worth = jnp.pad(best, more), jnp.pad(worth, more, constant_values=-jnp.inf)
+        columns = best.shape[2]
         first = tokens.shape[1]
         tokens = jnp.concatenate([tokens, best.reshape(batch, -1)], axis=1)
         known, value = value, jnp.concatenate([value, worth.reshape(batch, -1)], axis=1)
-        parent = jnp.concatenate([parent, jnp.repeat(here, width, axis=1)], axis=1)
+        parent = jnp.concatenate([parent, jnp.repeat(here, columns, axis=1)], axis=1)
         if least_value is not None:
             alive &= jnp.max(worth, axis=(1, 2)) >= jnp.log(least_value)
         if gain:
@@ -288,8 +291,8 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
             _, on = jax.lax.top_k(worth.reshape(batch, -1), width)
             on = jnp.sort(on, axis=1)  # children of one node stay side by side
             where = jnp.concatenate([where, on + first], axis=1)
-            above = jnp.concatenate([above, since + on // width], axis=1)
-            path = jnp.take_along_axis(path, on // width, axis=1)
+            above = jnp.concatenate([above, since + on // columns], axis=1)
+            path = jnp.take_along_axis(path, on // columns, axis=1)
     order = value
     if siblings:  # a node is kept for the value of the node above it
         above_it = jnp.take_along_axis(value, jnp.maximum(parent, 0), axis=1)

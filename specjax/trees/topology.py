@@ -117,9 +117,8 @@ class Expand:
     """A tree that each row grows anew in each round by the drafter's own probabilities.
 
     At each depth the ``width`` most probable paths are extended by ``width`` tokens each. Of all
-    paths found, the ``nodes`` most probable become the draft (with ``siblings``, those below the
-    most probable nodes). The value of a path is the product of the drafter's probabilities, so the
-    kept paths always form a tree.
+    paths found, the ``nodes`` most probable become the draft. The value of a path is the product of
+    the drafter's probabilities, so the kept paths always form a tree.
 
     The draft is a function of the context (``greedy`` and ``delta`` judge it). Its values never
     depend on drawn tokens, which would bias every rule that uses q.
@@ -137,15 +136,16 @@ class Expand:
         than ``gain``.
       branch: in [0, 1]; a token beside the most probable one extends a path only if the drafter
         gives it at least this probability; 0: whatever it gives it.
-      siblings: K; above 0, a path is extended by its K best tokens, and all K become nodes, of one
-        path after the other, the most probable path first, until there are ``nodes``; see
-        ``whole_families``. 0: a token is kept by the value of its own path.
+      siblings: K; above 0, a path is extended by its K best tokens instead of ``width``, and the
+        value by which a path is kept is that of the path without its last token; see
+        ``whole_families``. 0: it is the path's own value.
 
     References: EAGLE-2, arXiv 2406.16858 (``gain=0``); OPT-Tree, arXiv 2406.17276 (``gain > 0``);
     LLMCad, arXiv 2309.04255, section 3 (``branch=0.3``); JetSpec, arXiv 2606.18394 (``siblings``).
 
     Raises:
-      ValueError: a number is out of range, or ``nodes`` is more than all paths that can be found.
+      ValueError: a number is out of range, ``nodes`` is more than all paths that can be found, or
+        ``gain`` and ``siblings`` are both given.
     """
 
     width: int
@@ -160,15 +160,23 @@ class Expand:
             raise ValueError(f"{self}: width, depth and nodes must be at least 1, gain at least 0")
         if not 0 <= self.branch <= 1:
             raise ValueError(f"{self}: branch is a probability, from 0 to 1")
-        if not 0 <= self.siblings <= self.width:
-            raise ValueError(f"{self}: siblings must be from 0 to width")
-        _bounded(1 + self.width * self.depth, f"the tree of extended paths of {self}")
-        below = self.siblings or self.width  # a path that is extended
-        most = below + (self.depth - 1) * self.width * below
+        if self.siblings < 0 or (self.siblings and self.gain):
+            raise ValueError(f"{self}: siblings must be at least 0, and 0 where gain is above 0")
+        _bounded(1 + self.width * (self.depth - 1), f"the tree of extended paths of {self}")
+        most, extended = 0, 1
+        for _ in range(self.depth):
+            most += extended * self.children
+            extended = min(self.width, extended * self.children)
         if not self.depth <= self.nodes <= most:
             raise ValueError(
-                f"{self}: nodes must be from depth to {most}, the number of paths that are found"
+                f"{self}: nodes must be from {self.depth}, the depth, to {most}, the number of "
+                "paths that are found"
             )
+
+    @property
+    def children(self) -> int:
+        """The number of tokens by which a path is extended."""
+        return self.siblings or self.width
 
     @property
     def num_nodes(self) -> int:
@@ -180,7 +188,10 @@ def whole_families(siblings: int, depth: int, nodes: int) -> Expand:
     """The tree of JetSpec: below the most probable nodes hang their ``siblings`` best tokens each.
 
     The node with the greatest value gets its children, then the one with the next greatest value,
-    until there are ``nodes``; ``Expand`` looks at as many paths of a depth as that can be.
+    until there are ``nodes``; the last one may get fewer. ``Expand`` looks at as many paths of a
+    depth as can have children then, and no deeper than so many nodes can reach. Values are sums in
+    float32, and equal ones fall to the node that was found at the lesser depth; the authors sum in
+    float64, and there equal ones fall to the node that was added first.
 
     Example::
 
@@ -190,11 +201,13 @@ def whole_families(siblings: int, depth: int, nodes: int) -> Expand:
     counts the root too.
 
     Raises:
-      ValueError: as for ``Expand``.
+      ValueError: a number is less than 1, or ``nodes`` is more than all paths that can be found.
     """
-    if siblings < 1:
-        raise ValueError(f"siblings={siblings}: it must be at least 1")
-    return Expand(max(siblings, -(-nodes // siblings)), depth, nodes, siblings=siblings)
+    for name, value in (("siblings", siblings), ("depth", depth), ("nodes", nodes)):
+        if value < 1:
+            raise ValueError(f"{name}={value}: it must be at least 1")
+    families = -(-nodes // siblings)
+    return Expand(max(1, families - 1), min(depth, families), nodes, siblings=siblings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -406,7 +419,7 @@ def parse(text: str, argument: str = "tree") -> Topology:
 _ACCEPTED = (
     "Accepted: 'chain:4', a chain of 4 tokens; '3x2x1', the number of children at each depth; "
     "'expand:8x4x24', width, depth and nodes of a tree that the drafter grows; "
-    "'jetspec:4x8x24', children, depth and nodes of one whose nodes have all children or none; "
+    "'jetspec:4x6x24', children, depth and nodes of one whose most probable nodes have 4 children; "
     "'beams:4x5', width and depth of a beam search; 'comb:3x6', a chain of 6 tokens with 2 more "
     "beside each; parents [-1, 0, 0, 1], or paths of ranks [[0], [1], [0, 0]], or a .json file "
     "of such a list"

@@ -97,7 +97,7 @@ class Survey:
 
     def rewinds(self, name: str) -> bool:
         """Returns whether rounds of a drafter can be tried from earlier positions of a text; those
-        of a combination cannot, since its drafts are no beginnings of its longest drafts."""
+        of ``ngram+NAME`` and the like cannot, since drafts are no beginnings of longer ones."""
         held = drafter_names.without_copying(self.drafters[name])
         if isinstance(held, drafter_names.WithLookup):
             return False

@@ -109,7 +109,7 @@ def try_rounds(work: GenerationTask, state: State) -> AcceptanceRecord:
 
 
 def _try_in_order(work: GenerationTask, state: State) -> AcceptanceRecord:
-    """Returns the result of ``try_rounds`` for heads, also as a part of another drafter.
+    """Returns the result of ``try_rounds`` for what reads the target's hidden states.
 
     At each position a whole round is tried on a copy of the state, and a round with a budget of one
     token continues the text. Above temperature 0 the tokens are drawn anew.
