@@ -137,7 +137,23 @@ def test_a_name_says_what_the_bonus_is_for():
     assert draft.topology == trees.branching(2, 1) and draft.name == "copy+draft"
 
 
-@pytest.mark.parametrize("name", ["copy+ngram", "copy+none", "copy+auto", "copy+suffix:longest=9"])
+def test_what_copying_cannot_be_is_refused():
+    heads = drafter_names.named(specjax.load("embedded"), "medusa")
+    with pytest.raises(TypeError, match=r"of heads from .* it is heads.drafter"):
+        Copying(heads)
+    for share in (-0.1, 1.5):
+        with pytest.raises(ValueError, match="warm_share=.*: accepted is a number from 0"):
+            Copying(heads.drafter, warm_share=share)
+    for name in ("copy+", "copy", "ngram+"):
+        with pytest.raises(ValueError, match=r"does not say which drafter: write .*\+draft'"):
+            drafter_names._check_name(name)
+    with pytest.raises(ValueError, match="the drafter that 'auto' takes, such as 'eagle3'"):
+        drafter_names._check_name("copy+auto")
+    with pytest.raises(ValueError, match="is unknown .'medusas' in it.: did you mean 'medusa'"):
+        drafter_names._check_name("copy+medusas")
+
+
+@pytest.mark.parametrize("name", ["copy+ngram", "copy+none", "copy+suffix:longest=9"])
 def test_what_has_no_logits_is_refused_by_its_name(name):
     with pytest.raises(
         ValueError, match=f"'{re.escape(name)}'.*no logits.*heads, draft models, and layers"
@@ -159,7 +175,7 @@ def test_bad_settings_are_refused():
     for bonus in ((), [1.0], (float("nan"),), ("1",), 2.0, (True,)):
         with pytest.raises(ValueError, match="a tuple of finite numbers, in nats"):
             Copying(heads, bonus)
-    with pytest.raises(ValueError, match="from 0 for no bonus above temperature 0 to 1"):
+    with pytest.raises(ValueError, match="from 0, for no bonus above temperature 0, to 1"):
         Copying(heads, warm_share=float("inf"))
 
 

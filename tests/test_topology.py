@@ -196,7 +196,7 @@ def test_a_draft_model_picks_children_as_its_present_tree_wants_them():
         (lambda: Expand(2, 2, 3, siblings=1, gain=0.1), "0 where gain is above 0"),
         (lambda: trees.parse("jetspec:7x2x62"), "must be from 2, the depth, to 56"),
         (lambda: trees.parse("jetspec:1x15x62"), "to 15, the number of paths"),
-        (lambda: trees.parse("jetspec:0x3x4"), "siblings=0: it must be at least 1"),
+        (lambda: trees.parse("jetspec:0x3x4"), "children, depth and nodes must be at least 1"),
         (lambda: trees.parse("jetspec:3x3"), "takes 3 sizes"),
         (lambda: trees.chain(0), "at least one token"),
         (lambda: trees.parse("64x64x64x64"), "at most 1024"),  # before it is built
@@ -225,6 +225,10 @@ def test_words_and_files_name_trees(tmp_path):
     assert trees.parse("jetspec:3x5x20") == Expand(6, 5, 20, siblings=3)
     assert trees.parse("jetspec:7x15x500").depth == 15  # 72 families, of which one is the root's
     assert trees.parse("jetspec:7x15x10") == Expand(1, 2, 10, siblings=7)
+    for text in ("expand:3x2x4", "jetspec:7x9x62", "jetspec:1x3x3", "jetspec:7x1x5"):
+        assert str(trees.parse(text)) == text
+    for shape in (Expand(3, 2, 4, gain=0.1), Expand(5, 2, 6, siblings=3)):
+        assert str(shape) == repr(shape)
     assert trees.chains(2, 2) == Tree((-1, 0, 0, 1, 2))
     file = tmp_path / "tree.json"
     for given in ([-1, 0, 0, 1], [[0], [1], [0, 0]]):

@@ -69,9 +69,8 @@ def shape_of(acceptance, num_draft: int | None, tree) -> trees.Tree:
 def rates_of(acceptance, tau: float | None, shape: trees.Tree, most: int) -> np.ndarray:
     """Returns the rates by depth and rank, float ``[D, R]``."""
     if (acceptance is None) == (tau is None):
-        raise ValueError(
-            f"acceptance={acceptance}, tau={tau}: give one of the two, such as acceptance=0.8"
-        )
+        given = "neither is given" if tau is None else f"{acceptance} and {tau}"
+        raise ValueError(f"acceptance, tau: {given}; give one of the two, such as acceptance=0.8")
     wide = max(shape.ranks) + 1
     for name, value in (("acceptance", acceptance), ("tau", tau)):
         if isinstance(value, TRUTH):

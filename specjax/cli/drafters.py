@@ -20,8 +20,8 @@ OTHER_WAYS = {
     "cascade:OUTER:INNER": "the draft model OUTER, for which INNER drafts: ngram, NAME, a cascade",
     ", ".join(f"{lookup}NAME" for lookup in LOOKUPS): "copied tokens where the text repeats "
     "itself, else what draft, self, NAME or the heads of a name below propose",
-    f"{COPYING}NAME": "what draft, self, NAME or heads propose, with a bonus for what "
-    "followed the same words in the text",
+    f"{COPYING}NAME": "what draft, self, NAME or heads propose, at temperature 0 with a "
+    "bonus for what followed the same words in the text",
 }
 
 
@@ -41,7 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
     sections = {
         "Names and forms": OTHER_WAYS,
         "Drafters without weights, and the target's own draft model": _lines(plain),
-        "Heads, in the target's own folder or loaded as NAME": _lines(registry.entries("head")),
+        "Heads and counted tables, in the target's own folder or loaded as NAME": _lines(
+            registry.entries("head")
+        ),
         "Made of other drafters, as objects in Python": _objects("wrapper"),
         "With weights of their own, as objects in Python": _objects("object"),
     }

@@ -33,8 +33,8 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "another tokenizer; MODULE:CLASS, with settings as MODULE:CLASS:period=3, is a drafter of "
         "your own in MODULE.py; with ngram+, suffix+ or sam+ before the name (ngram+mtp), the "
         "drafter runs only where nothing can be copied from the text so far; with copy+ before the "
-        "name (copy+medusa), heads or a draft model get a bonus for what stood in the text; "
-        "specjax drafters describes each",
+        "name (copy+medusa), heads or a draft model get, at temperature 0, a bonus for what stood "
+        "in the text; specjax drafters describes each",
     )
     p.add_argument(
         "--exit",

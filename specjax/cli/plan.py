@@ -30,8 +30,9 @@ def add(commands) -> None:
         "self (the model's own layers, searched where none are saved), self:exit=4, the name of "
         "heads that belong to the model (medusa, eagle3, ...), or the folder or hub name of a "
         "draft model or of heads (a draft model with another tokenizer is planned as tli:NAME and "
-        "as slem:NAME), or MODULE:CLASS for a drafter of your own in MODULE.py; may be repeated; "
-        "default: ngram, draft if the model has a draft model, self if its layers are saved",
+        "as slem:NAME), or MODULE:CLASS for a drafter of your own in MODULE.py; before "
+        "NAME also ngram+, suffix+, sam+ or copy+; may be repeated; default: ngram, draft if the "
+        "model has a draft model, self if its layers are saved",
     )
     p.add_argument(
         "--prompts",

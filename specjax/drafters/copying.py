@@ -1,4 +1,4 @@
-"""Drafts as another drafter does, with more weight on what the text said before.
+"""Drafts as another drafter does, with more weight on what the text said before (at temperature 0).
 
     logits'[x] = logits[x] + bonus(m)
 
@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from ..sampling.distribution import COLDEST
 from ..trees.copies import BONUS
-from ..types import DrafterWrapper
+from ..types import Drafter, DrafterWrapper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,13 +45,19 @@ class Copying(DrafterWrapper):
 
     Raises:
       ValueError: ``inner`` has no logits, ``bonus`` is no tuple of finite numbers, or
-        ``warm_share`` is no finite number.
+        ``warm_share`` is no number from 0 to 1.
+      TypeError: ``inner`` is no drafter.
     """
 
     bonus: tuple[float, ...] = BONUS
     warm_share: float = 0.0
 
     def __post_init__(self):
+        if not isinstance(self.inner, Drafter):
+            raise TypeError(
+                f"Copying(inner={self.inner!r:.60}): give an instance of specjax.Drafter; of heads "
+                "from specjax.load_drafter it is heads.drafter, with heads.params as drafter_params"
+            )
         if not self.inner.takes_sibling_sampling:
             raise ValueError(
                 f"Copying(inner={type(self.inner).__name__}): it does not draft by logits of "
@@ -64,10 +70,10 @@ class Copying(DrafterWrapper):
                 f"Copying(bonus={given!r}): accepted is a tuple of finite numbers, in nats: for a "
                 f"match of one token, of two and so on, such as {BONUS}"
             )
-        if not _is_finite(self.warm_share):
+        if not (_is_finite(self.warm_share) and 0 <= self.warm_share <= 1):
             raise ValueError(
-                f"Copying(warm_share={self.warm_share!r}): accepted is a finite number, from 0 for "
-                "no bonus above temperature 0 to 1 for the whole one"
+                f"Copying(warm_share={self.warm_share!r}): accepted is a number from 0, for no "
+                "bonus above temperature 0, to 1, for the whole one"
             )
 
     @property

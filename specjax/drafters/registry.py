@@ -205,7 +205,8 @@ for _entry in (
     Entry(
         "copying",
         ".copying:Copying",
-        "what another drafter proposes, with a bonus for what followed the same words",
+        "what another drafter proposes, at temperature 0 with a bonus for what followed the same "
+        "words",
         kind="wrapper",
     ),
     Entry("horizontal", ".horizontal:Horizontal", "several drafters in turn", kind="wrapper"),

@@ -247,6 +247,16 @@ def _check_name(name: str, whole: str = "") -> None:
                 f"{COPYING!r} stand heads, draft models and layers of the target, and lookups "
                 f"stand before it: 'ngram+{COPYING}NAME'"
             )
+    if before and not name or drafter == COPYING.rstrip("+"):
+        raise ValueError(
+            f"drafter={drafter!r} does not say which drafter: write the name of one after it, such "
+            f"as '{before or COPYING}{DRAFT}'"
+        )
+    if before == COPYING and name == AUTO:
+        raise ValueError(
+            f"drafter={drafter!r}: after {COPYING!r} give the name of the drafter that {AUTO!r} "
+            "takes, such as 'eagle3'"
+        )
     plain = name in (*NO_DRAFTS, AUTO)  # nothing can be copied before these
     if before == COPYING and is_simple(name):
         raise ValueError(
@@ -281,8 +291,9 @@ def _check_name(name: str, whole: str = "") -> None:
     if "/" not in name and name not in EMBEDDED and not os.path.isdir(name):
         wrappers = [entry.name for entry in registry.entries("wrapper")]
         meant = did_you_mean(name.partition(":")[0], [*typed_names(), *wrappers], repr)
+        part = f" ({name!r} in it)" if before else ""
         raise ValueError(
-            f"drafter={drafter!r} is unknown: {meant}Accepted are the names that `specjax "
+            f"drafter={drafter!r} is unknown{part}: {meant}Accepted are the names that `specjax "
             "drafters` lists, the folder or hub name (owner/name) of a draft model or of heads, "
             "and in Python what specjax.load and specjax.load_drafter return"
         )

@@ -112,8 +112,12 @@ class SharedOptions:
         for name, kind in (("drafting", Drafting), ("sampling", Sampling)):
             value = getattr(self, name)
             if not isinstance(value, kind):
+                several = kind is Sampling and isinstance(value, list | tuple)
+                rows = ", whose fields take a value for each row, such as temperature=[0.0, 0.7]"
+                shown = f"a {type(value).__name__} of {len(value)}" if several else f"{value!r:.60}"
                 raise TypeError(
-                    f"{name}={value!r:.60}: give a specjax.{kind.__name__}(...), or leave it out"
+                    f"{name}={shown}: give one specjax.{kind.__name__}(...){rows * several}, or "
+                    "leave it out"
                 )
 
 

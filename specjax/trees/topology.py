@@ -178,6 +178,16 @@ class Expand:
         """The number of tokens by which a path is extended."""
         return self.siblings or self.width
 
+    def __str__(self) -> str:
+        """As ``parse`` reads it, where it can be written so."""
+        if self.gain or self.branch:
+            return repr(self)
+        if not self.siblings:
+            return f"expand:{self.width}x{self.depth}x{self.nodes}"
+        families = -(-self.nodes // self.siblings)
+        written = self.width == max(1, families - 1) and self.depth <= families
+        return f"jetspec:{self.siblings}x{self.depth}x{self.nodes}" if written else repr(self)
+
     @property
     def num_nodes(self) -> int:
         """The number of nodes, the root included."""
@@ -203,9 +213,10 @@ def whole_families(siblings: int, depth: int, nodes: int) -> Expand:
     Raises:
       ValueError: a number is less than 1, or ``nodes`` is more than all paths that can be found.
     """
-    for name, value in (("siblings", siblings), ("depth", depth), ("nodes", nodes)):
-        if value < 1:
-            raise ValueError(f"{name}={value}: it must be at least 1")
+    if min(siblings, depth, nodes) < 1:
+        raise ValueError(
+            f"jetspec:{siblings}x{depth}x{nodes}: children, depth and nodes must be at least 1"
+        )
     families = -(-nodes // siblings)
     return Expand(max(1, families - 1), min(depth, families), nodes, siblings=siblings)
 
