@@ -164,3 +164,12 @@ def slow_block(config, w, features, root, table, fault=None, shown=(MASK,) * MAS
         own, _ = convolved(block, "attention_conv", own, fault)
         x = layer_of(block, x, np.concatenate([context, own]), at, of, sees, fault)
     return rms(x, w["layers"]["norm"]["weight"])
+
+
+def whole_law(scores, base):
+    """Float ``[D, V]``: the law of the block, in which candidates share by their scores ``[D, V]``
+    (-inf elsewhere) what the logits ``base`` give them all."""
+    law, among = (np.exp(x - x.max(axis=-1, keepdims=True)) for x in (base, scores))
+    law, among = (x / x.sum(axis=-1, keepdims=True) for x in (law, among))
+    own = np.isfinite(scores)
+    return np.where(own, among * (law * own).sum(axis=-1, keepdims=True), law)

@@ -17,13 +17,23 @@ from block_heads import (
     slow_lilicorr,
     slow_xpress,
 )
-from block_oracle import BATCH, MASKS, SLOTS, TARGET, begun, slow_block, weights_of
+from block_oracle import (
+    BATCH,
+    MASKS,
+    SLOTS,
+    TARGET,
+    begun,
+    slow_block,
+    weights_of,
+    whole_law,
+)
 from toys import bag, own_params, said_below, small_layer
 from toys import heads as toy_weights
 
 import specjax
 from benchmarks import drawn
 from specjax.drafters import Domino, LiLiCorr, XPress, lilicorr
+from specjax.drafters.candidates import CandidateBlock
 from specjax.drafters.corrected import CorrectedBlock
 from specjax.drafters.domino import DominoConfig
 from specjax.drafters.lilicorr import LiLiCorrConfig, _Matched
@@ -100,6 +110,11 @@ def test_logits_are_those_of_a_slow_head_and_its_broken_twins_differ(lm, name):
     run_said = jax.jit(said, static_argnums=0)
     found = np.asarray(run_said(drafter, params, state, context, paths))
     alone = np.asarray(run_said(drawn.alone(drafter), params, state, context, paths))
+    if isinstance(drafter, CandidateBlock):
+        drawing = dataclasses.replace(drafter, sibling_sampling="iid")
+        drawn_from = np.asarray(run_said(drawing, params, state, context, paths))
+        few = dataclasses.replace(drawing, whole_law=False)
+        np.testing.assert_array_equal(run_said(few, params, state, context, paths), found)
     for row in range(BATCH):
         np.testing.assert_allclose(
             alone[row], given[row][2][not config.from_root :][: len(alone[row])], atol=5e-4
@@ -108,6 +123,10 @@ def test_logits_are_those_of_a_slow_head_and_its_broken_twins_differ(lm, name):
         more = {"xpress": dict(before=before), "lilicorr": dict(feature=np.asarray(feature))}
         run = functools.partial(slow, *given[row], **more.get(name.split()[0], {}))
         np.testing.assert_allclose(found[row], run(), atol=5e-4)
+        if isinstance(drafter, CandidateBlock):
+            law = whole_law(run(), alone[row])
+            np.testing.assert_allclose(np.exp(drawn_from[row]), law, atol=2e-5)
+            assert (law.argmax(axis=1) == found[row].argmax(axis=1)).all()
         for fault in faults:
             wrong, right = (np.maximum(x, -1e9) for x in (run(fault=fault), found[row]))
             assert np.abs(wrong - right).max() > 0.01, (fault, np.abs(wrong - right).max())
@@ -193,12 +212,16 @@ def test_fault_a_score_that_is_given_another_candidate_than_the_token_before_is_
     random = np.random.default_rng(1)
     tokens = np.stack([random.permutation(5)[:3] for _ in range(6)]).reshape(2, 3, 3)
     start, pairs = (random.normal(size=shape) for shape in ((2, 3), (2, 2, 3, 3)))
-    known = _Matched(tokens=tokens, start=start, pairs=pairs)
+    unary = random.normal(size=tokens.shape)
+    known = _Matched(tokens=tokens, unary=unary, start=start, pairs=pairs)
     before, drafter = tokens[:, 1, [2, 0]], LiLiCorr(config=config, target=TOY)
     found = drafter.scores(None, known, before, 2)
     np.testing.assert_allclose(found, pairs[:, 1, [2, 0]], rtol=1e-6)
     turned = np.swapaxes(pairs, 2, 3)
     assert np.abs(found - turned[:, 1, [2, 0]]).max() > 0.1
+    others = np.stack([np.setdiff1d(np.arange(5), row) for row in tokens[:, 1]])  # no candidates
+    below = drafter.scores(None, known, others, 2)
+    np.testing.assert_allclose(below, np.stack([unary[:, 2]] * 2, axis=1), rtol=1e-6)
     first = drafter.scores(None, known, before, 0)
     np.testing.assert_allclose(first, np.stack([start, start], axis=1), rtol=1e-6)
 

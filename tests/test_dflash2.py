@@ -7,7 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from block_oracle import BATCH, LAYERS, MASK, MASKS, SLOTS, TARGET, begun, slow_block, weights_of
+from block_oracle import (
+    BATCH,
+    LAYERS,
+    MASK,
+    MASKS,
+    SLOTS,
+    TARGET,
+    begun,
+    slow_block,
+    weights_of,
+    whole_law,
+)
 from safetensors.numpy import load_file
 from toys import own_params, said_below
 
@@ -61,19 +72,27 @@ def test_logits_are_those_of_a_slow_drafter_and_its_broken_twins_differ(lm):
     lengths = np.asarray(context.length)
     drawn = np.random.default_rng(4).integers(0, 72, (BATCH, MASKS - 1))
     paths = np.concatenate([tokens[np.arange(BATCH), lengths - 1][:, None], drawn], axis=1)
-    found = np.asarray(jax.jit(said, static_argnums=0)(drafter, params, state, context, paths))
+    run_said = jax.jit(said, static_argnums=0)
+    found = np.asarray(run_said(drafter, params, state, context, paths))
+    drawing = dataclasses.replace(drafter, sibling_sampling="iid")
+    drawn_from = np.exp(np.asarray(run_said(drawing, params, state, context, paths)))
     embedding, head = lm.params["embedding"][...], lm.params["lm_head"]["weight"][...]
     table, head = np.asarray(embedding, np.float32), np.asarray(head, np.float32)
     w = jax.tree.map(np.asarray, params["drafter"])
 
-    def twin(row, fault=None):
+    def places(row, fault=None):
         features_before = np.asarray(features[row, : lengths[row] - 1])
-        own = fault if fault in CONVOLVED else None
-        hidden = slow_block(CONFIG, w, features_before, paths[row, 0], table, own)[1:]
+        return slow_block(CONFIG, w, features_before, paths[row, 0], table, fault)[1:]
+
+    def twin(row, fault=None):
+        hidden = places(row, fault if fault in CONVOLVED else None)
         return slow(CONFIG, w, hidden @ head.T, hidden, paths[row], fault)
 
     for row in range(BATCH):
         np.testing.assert_allclose(found[row], twin(row), atol=5e-4)
+        law = whole_law(twin(row), places(row) @ head.T)  # where tokens are drawn
+        np.testing.assert_allclose(drawn_from[row], law, atol=2e-5)
+        assert (law.argmax(axis=1) == found[row].argmax(axis=1)).all()
         assert (np.isfinite(found[row]).sum(axis=1) == CONFIG.num_candidates).all()
         for fault in CONVOLVED + SELECTED:
             wrong, right = (np.maximum(x, -1e9) for x in (twin(row, fault), found[row]))

@@ -9,8 +9,8 @@ The kernels ``K`` have a number for each feature; ``D``, a projection of the nor
 adds one for each group of features, and both convolutions around a sublayer read the same ``y_t``.
 ``h_k`` are the normed states of a block (``block.py``); ``x_0`` is the root. The layers run once a
 round; then tokens are drawn from left to right among the candidates of their places, each from a
-law that is given the one before. No other token has a probability, and that is the law that the
-draft states.
+law that is given the one before, which is the law that the draft states. Where tokens are drawn,
+those that are no candidates keep the probability that the block gives them (``candidates.py``).
 
 Lossless: yes, under ``greedy`` and ``delta``; with ``sibling_sampling="iid"`` or ``"distinct"``
 also under ``rejection``.
@@ -197,8 +197,7 @@ class DFlash2(CandidateBlock):
     module = DFlash2Layers
     name = "dflash2"
 
-    def begin(self, heads, target_params, state, context) -> _Candidates:
-        hidden, base = self.read_places(heads, target_params, state, context)
+    def begin(self, heads, target_params, state, context, hidden, base) -> _Candidates:
         unary, tokens = drawing.greatest(base, self.config.num_candidates)
         projected = heads.selector.projection(hidden.reshape(len(hidden), -1))
         projected = projected.reshape(-1, *hidden.shape[1:])

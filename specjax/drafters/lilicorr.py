@@ -9,9 +9,10 @@
 token before the root are made into there, and the logits below the root are ``s cos(R a, I f_b)``.
 Queries and keys of two places add a number by their distance, and those of one place another. The
 network runs once a round; then tokens are drawn from left to right among the candidates of their
-places, each from a law that is given the one before. No other token has a probability, and that is
-the law that the draft states. The logits of the block decide nothing but who is a candidate: else
-they are an input of the network.
+places, each from a law that is given the one before, which is the law that the draft states. Where
+tokens are drawn, those that are no candidates keep the probability that the block gives them
+(``candidates.py``); below such a token the law is the block's. The logits of the block decide
+nothing else but who is a candidate, and are an input of the network.
 
 Lossless: yes, under ``greedy`` and ``delta``; with ``sibling_sampling="iid"`` or ``"distinct"``
 also under ``rejection``.
@@ -279,9 +280,11 @@ class LiLiCorrState:
 
 @pytree_dataclass
 class _Matched:
-    """``tokens``: int32 ``[B, D, K]``, the candidates; ``start`` and ``pairs``: as ``Lattice``."""
+    """``tokens``: int32 ``[B, D, K]``, the candidates; ``unary``: float32 ``[B, D, K]``, the logits
+    that the block gives them; ``start`` and ``pairs``: as ``Lattice``."""
 
     tokens: jax.Array
+    unary: jax.Array
     start: jax.Array
     pairs: jax.Array
 
@@ -306,16 +309,18 @@ class LiLiCorr(CandidateBlock):
         feature = last_feature(state.feature, features, segment.num)
         return dataclasses.replace(inner, feature=feature)
 
-    def begin(self, heads, target_params, state, context) -> _Matched:
-        hidden, base = self.read_places(heads, target_params, state, context)
+    def begin(self, heads, target_params, state, context, hidden, base) -> _Matched:
         known = context.length > 1
         given = state.feature.T, known, self.target, target_params
         tokens, start, pairs = heads.match(base, hidden, *given)
-        return _Matched(tokens=tokens, start=start, pairs=pairs)
+        unary = jnp.take_along_axis(base, tokens, axis=2)
+        return _Matched(tokens=tokens, unary=unary, start=start, pairs=pairs)
 
     def scores(self, heads, known: _Matched, before, depth):
         if depth == 0:
             return jnp.broadcast_to(known.start[:, None], (*before.shape, known.start.shape[1]))
         which = known.tokens[:, depth - 1, None] == before[:, :, None]
-        which = jnp.argmax(which, axis=2)  # of a token that is none (in measurements): the first
-        return jnp.take_along_axis(known.pairs[:, depth - 1], which[:, :, None], axis=1)
+        among = jnp.argmax(which, axis=2)[:, :, None]
+        scores = jnp.take_along_axis(known.pairs[:, depth - 1], among, axis=1)
+        # below a token that is no candidate, no pairs are known
+        return jnp.where(jnp.any(which, axis=2, keepdims=True), scores, known.unary[:, depth, None])
