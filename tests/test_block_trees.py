@@ -11,7 +11,7 @@ from toys import context
 
 from specjax.drafters.heads import independent_level
 from specjax.trees import expand, parents
-from specjax.trees.topology import Expand
+from specjax.trees.grown import Expand
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 GOLDEN = dict(np.load(Path(__file__).parent / "golden" / "ddtree.npz"))

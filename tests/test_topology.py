@@ -16,7 +16,8 @@ from specjax import Sampling, trees
 from specjax.analysis import rank_counts, tree_search, tree_timing
 from specjax.drafters import DraftModel, NGram
 from specjax.drafters.slem import SLEM
-from specjax.trees.topology import Expand, Follow, Tree
+from specjax.trees.grown import Expand, Follow
+from specjax.trees.topology import Tree
 from specjax.types import Context
 
 VOCAB = 11

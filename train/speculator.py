@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from specjax.drafters import redrafter, speculator
 from specjax.models.config import DecoderConfig
-from specjax.trees.topology import Beams
+from specjax.trees.grown import Beams
 
 from . import frozen, head_export
 from .config import ConfigError

@@ -22,7 +22,8 @@ from ..models.files import write_json
 from ..models.headers import INDEX, SINGLE
 from ..models.hf import check_dtype
 from ..models.lm import LM
-from ..trees.topology import Beams, Expand, Topology, Tree, chain
+from ..trees.grown import Beams, Expand
+from ..trees.topology import Topology, Tree, chain
 from ..types import Drafter, PyTree
 from . import mtp
 from .formats import FORMATS, Layout

@@ -31,7 +31,8 @@ from flax import nnx
 
 from ..models.layers import Linear, product
 from ..sampling import drawing
-from ..trees.topology import Beams, Topology
+from ..trees.grown import Beams
+from ..trees.topology import Topology
 from .heads import HeadDrafter, states_of_parents
 
 

@@ -1,5 +1,6 @@
 """Trees: the shapes of drafts, the functions that build drafts, and their growth by a drafter."""
 
+from .grown import MOST_NODES, Beams, Expand, Follow, whole_families
 from .merge import merge_drafts
 from .ops import (
     ancestors,
@@ -19,10 +20,6 @@ from .ops import (
     tree_draft,
 )
 from .topology import (
-    MOST_NODES,
-    Beams,
-    Expand,
-    Follow,
     Topology,
     Tree,
     as_topology,
@@ -32,7 +29,6 @@ from .topology import (
     comb,
     from_paths,
     parse,
-    whole_families,
 )
 
 __all__ = [

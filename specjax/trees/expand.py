@@ -26,8 +26,9 @@ from ..sampling.noise import least
 from ..types import ROOT, Context, Draft
 from .confidence import is_sure, thresholds
 from .copies import with_copies
+from .grown import Beams, Expand, Follow
 from .levels import Words, adjusted_logits, if_wanted, probabilities, scores
-from .topology import Beams, Expand, Follow, Tree
+from .topology import Tree
 
 HOW = ("top", "iid", "distinct", "hub")
 

@@ -1,0 +1,187 @@
+"""Trees that each row grows anew in each round by the drafter's probabilities, and one to measure.
+
+``expand.py`` drafts them; ``topology.py`` reads them from texts, beside the static trees.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+MOST_NODES = 1024  # of a draft, and of the candidates while one is grown: masks are [N, N]
+
+
+def bounded(nodes: int, what: str) -> None:
+    """Raises ``ValueError`` for more nodes than a draft may have."""
+    if nodes > MOST_NODES:
+        raise ValueError(f"{what} has {nodes} nodes; at most {MOST_NODES} are allowed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Expand:
+    """A tree that each row grows anew in each round by the drafter's own probabilities.
+
+    At each depth the ``width`` most probable paths are extended by ``width`` tokens each. Of all
+    paths found, the ``nodes`` most probable become the draft. The value of a path is the product of
+    the drafter's probabilities, so the kept paths always form a tree.
+
+    The draft is a function of the context (``greedy`` and ``delta`` judge it). Its values never
+    depend on drawn tokens, which would bias every rule that uses q.
+
+    Example::
+
+        Expand(8, 5, 24)  # written "expand:8x5x24"
+
+    Attributes:
+      width: the number of paths that are extended at each depth, and of tokens that extend a path.
+      depth: the greatest depth.
+      nodes: the number of drafted tokens, the root excluded.
+      gain: tokens. With ``gain`` above 0, a row stops growing when one more level would raise the
+        sum of the kept values (the drafter's estimate of the number of accepted tokens) by less
+        than ``gain``.
+      branch: in [0, 1]; a token beside the most probable one extends a path only if the drafter
+        gives it at least this probability; 0: whatever it gives it.
+      siblings: K; above 0, a path is extended by its K best tokens instead of ``width``, and the
+        value by which a path is kept is that of the path without its last token; see
+        ``whole_families``. 0: it is the path's own value.
+
+    References: EAGLE-2, arXiv 2406.16858 (``gain=0``); OPT-Tree, arXiv 2406.17276 (``gain > 0``);
+    LLMCad, arXiv 2309.04255, section 3 (``branch=0.3``); JetSpec, arXiv 2606.18394 (``siblings``).
+
+    Raises:
+      ValueError: a number is out of range, ``nodes`` is more than all paths that can be found, or
+        ``gain`` and ``siblings`` are both given.
+    """
+
+    width: int
+    depth: int
+    nodes: int
+    gain: float = 0.0
+    branch: float = 0.0
+    siblings: int = 0
+
+    def __post_init__(self):
+        if min(self.width, self.depth, self.nodes) < 1 or self.gain < 0:
+            raise ValueError(f"{self}: width, depth and nodes must be at least 1, gain at least 0")
+        if not 0 <= self.branch <= 1:
+            raise ValueError(f"{self}: branch is a probability, from 0 to 1")
+        if self.siblings < 0 or (self.siblings and self.gain):
+            raise ValueError(f"{self}: siblings must be at least 0, and 0 where gain is above 0")
+        bounded(1 + self.width * (self.depth - 1), f"the tree of extended paths of {self}")
+        most, extended = 0, 1
+        for _ in range(self.depth):
+            most += extended * self.children
+            extended = min(self.width, extended * self.children)
+        if not self.depth <= self.nodes <= most:
+            raise ValueError(
+                f"{self}: nodes must be from {self.depth}, the depth, to {most}, the number of "
+                "paths that are found"
+            )
+
+    @property
+    def children(self) -> int:
+        """The number of tokens by which a path is extended."""
+        return self.siblings or self.width
+
+    def __str__(self) -> str:
+        """As ``parse`` reads it, where it can be written so."""
+        if self.gain or self.branch:
+            return repr(self)
+        if not self.siblings:
+            return f"expand:{self.width}x{self.depth}x{self.nodes}"
+        families = -(-self.nodes // self.siblings)
+        written = self.width == max(1, families - 1) and self.depth <= families
+        return f"jetspec:{self.siblings}x{self.depth}x{self.nodes}" if written else repr(self)
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes, the root included."""
+        return self.nodes + 1
+
+
+def whole_families(siblings: int, depth: int, nodes: int) -> Expand:
+    """The tree of JetSpec: below the most probable nodes hang their ``siblings`` best tokens each.
+
+    The node with the greatest value gets its children, then the one with the next greatest value,
+    until there are ``nodes``; the last one may get fewer. ``Expand`` looks at as many paths of a
+    depth as can have children then, and no deeper than so many nodes can reach. Values are sums in
+    float32, and equal ones fall to the node that was found at the lesser depth; the authors sum in
+    float64, and there equal ones fall to the node that was added first.
+
+    Example::
+
+        whole_families(7, 15, 62)  # written "jetspec:7x15x62"
+
+    References: JetSpec, arXiv 2606.18394; ``accum_logp`` of the authors' code, whose ``budget``
+    counts the root too.
+
+    Raises:
+      ValueError: a number is less than 1, or ``nodes`` is more than all paths that can be found.
+    """
+    if min(siblings, depth, nodes) < 1:
+        raise ValueError(
+            f"jetspec:{siblings}x{depth}x{nodes}: children, depth and nodes must be at least 1"
+        )
+    families = -(-nodes // siblings)
+    return Expand(max(1, families - 1), min(depth, families), nodes, siblings=siblings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Beams:
+    """The tree of a beam search that each row makes anew by the drafter's own probabilities.
+
+    At each depth the ``width`` most probable paths are extended. The draft is the tree of all
+    extended paths, in which each prefix occurs once. Like the draft of ``Expand``, it is a function
+    of the context.
+
+    Attributes:
+      width: the number of beams.
+      depth: the number of tokens of a beam.
+
+    References: ReDrafter, arXiv 2403.09919. The paper leaves out beams that the search dropped; a
+    draft of fixed size keeps them, which costs nothing.
+
+    Raises:
+      ValueError: ``width`` or ``depth`` is less than 1, or the nodes are more than ``MOST_NODES``.
+    """
+
+    width: int
+    depth: int
+
+    def __post_init__(self):
+        if min(self.width, self.depth) < 1:
+            raise ValueError(f"{self}: width and depth must be at least 1")
+        bounded(self.num_nodes, str(self))
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes, the root included."""
+        return 1 + self.width * self.depth
+
+
+@dataclasses.dataclass(frozen=True)
+class Follow:
+    """A topology for measuring (``analysis.rank_counts``), which is never verified.
+
+    At each depth the tree has the ``ranks`` most probable tokens after the true tokens before it,
+    which are those that follow the root in ``context.tokens``. Nodes are listed depth by depth, the
+    most probable first.
+
+    Attributes:
+      depth: the greatest depth.
+      ranks: the number of tokens at each depth.
+
+    Raises:
+      ValueError: ``depth`` or ``ranks`` is less than 1.
+    """
+
+    depth: int
+    ranks: int
+
+    def __post_init__(self):
+        if min(self.depth, self.ranks) < 1:
+            raise ValueError(f"{self}: depth and ranks must be at least 1")
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes, the root included."""
+        return 1 + self.depth * self.ranks
