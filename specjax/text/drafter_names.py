@@ -249,8 +249,8 @@ def _check_name(name: str, whole: str = "") -> None:
             )
     if before and not name or drafter == COPYING.rstrip("+"):
         raise ValueError(
-            f"drafter={drafter!r} does not say which drafter: write the name of one after it, such "
-            f"as '{before or COPYING}{DRAFT}'"
+            f"drafter={drafter!r} does not say which drafter: write a name after it, such as "
+            f"'{before or COPYING}{DRAFT}'; accepted are names that `specjax drafters` lists"
         )
     if before == COPYING and name == AUTO:
         raise ValueError(
