@@ -21,7 +21,7 @@ def embedded(prompts: int = 60, batches: Sequence[int] = (8,)) -> list[Row]:
     """Every drafter of the embedded target on held-out prompts: chains, trees and combinations.
 
     All drafters of a row run in turn with plain decoding. One row computes target and drafters in
-    eight bits. The last rows are heads and ``ngram`` with the target grown to 100M
+    eight bits. The last rows are the light heads and ``ngram`` with the target grown to 100M
     float32 weights, which a pass reads from memory.
     """
     chains = {
@@ -55,8 +55,8 @@ def embedded(prompts: int = 60, batches: Sequence[int] = (8,)) -> list[Row]:
     eight = {"kind": "drafters", "temperature": 0.0, "new": 128, "quantize": "int8"}
     rows.append({**eight, "prompts": min(prompts, 24), "ways": ways})
     for t in (0.0, 1.0):
-        heads = ("eagle3", "speculator", "p-eagle", "medusa")
-        ways = [{"drafter": d, "num_draft": n} for d in heads for n in (1, 3)]
+        light = ("speculator", "p-eagle", "medusa")
+        ways = [{"drafter": d, "num_draft": n} for d in light for n in (1, 3)]
         ways += [{"drafter": d, "num_draft": 3} for d in ("ngram", "ngram+speculator") if not t]
         size = {"grown": True, "prompts": min(prompts, 16), "new": 64, "repetitions": 2}
         rows.append({"kind": "drafters", "temperature": t, **size, "ways": ways})
