@@ -56,12 +56,7 @@ class CandidateBlock(BlockDrafter, abc.ABC):
     def __post_init__(self):
         super().__post_init__()
         tree, most = self.tree, self.config.num_candidates
-        if isinstance(tree, trees.Tree):
-            wide = max(tree.ranks) + 1
-        elif isinstance(tree, trees.Expand):
-            wide = tree.children
-        else:
-            wide = getattr(tree, "width", 1)
+        wide = max(tree.ranks) + 1 if isinstance(tree, trees.Tree) else getattr(tree, "children", 1)
         if wide > most:
             raise ValueError(
                 f"{self.name}: a node of the tree has {wide} children, and each place has "

@@ -232,10 +232,10 @@ def _draw(q, parent, rank, uniform, sibling_sampling):
 def _expand(topology: Expand | Beams, context, level, carry, words, least_value):
     nodes, gain, branch, siblings = 0, 0.0, 0.0, 0
     batch, width = context.tokens.shape[0], topology.width
-    children = width
+    children = topology.children
     if isinstance(topology, Expand):
         nodes, gain, branch = topology.nodes, topology.gain, topology.branch
-        siblings, children = topology.siblings, topology.children
+        siblings = topology.siblings
     # all paths looked at, node 0 is the root: the last token, its parent, the path's value (nats)
     tokens = context.root[:, None]
     parent = jnp.full((batch, 1), -1, jnp.int32)
@@ -276,7 +276,8 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
         worth = jnp.where(going[:, None, None], worth, -jnp.inf)
         if context.width is not None:
             worth = jnp.where(depth < context.width, worth, -jnp.inf)
-        if wide * children < width:  # each depth goes on with as many paths, here with none, too
+        # The next depth extends `width` paths. Where fewer were found, impossible ones fill up.
+        if wide * children < width:
             more = ((0, 0), (0, 0), (0, width - children))
             best, worth = jnp.pad(best, more), jnp.pad(worth, more, constant_values=-jnp.inf)
         columns = best.shape[2]

@@ -153,6 +153,11 @@ class Beams:
         bounded(self.num_nodes, str(self))
 
     @property
+    def children(self) -> int:
+        """The number of tokens by which a path is extended."""
+        return self.width
+
+    @property
     def num_nodes(self) -> int:
         """The number of nodes, the root included."""
         return 1 + self.width * self.depth

@@ -22,13 +22,13 @@ import sys
 
 import numpy as np
 import torch
-from feature_toys import HERE, MASK, SIZES, rounded, save
+from feature_toys import HERE, SIZES, rounded, save
+from make_block_heads import BLOCK, LAYERS, SAID, drafter_config
 from make_dspark import Cache
 from transformers import LlamaForCausalLM, Qwen3Config
 
 from specjax import trees
 
-BLOCK, SAID, LAYERS = 5, 32, [1, 3, 5]
 SIBLINGS, BUDGET = 3, 12
 
 
@@ -82,18 +82,7 @@ def main() -> None:
     torch.set_num_threads(1)  # the models are tiny
     target = LlamaForCausalLM.from_pretrained(HERE / "target").float().eval()
     prompt = torch.randint(SIZES["vocab_size"], (7,), generator=torch.Generator().manual_seed(7))
-    config = SIZES | dict(
-        architectures=["DFlashDraftModel"],
-        model_type="qwen3",
-        head_dim=8,
-        attention_bias=False,
-        num_hidden_layers=2,
-        num_target_layers=target.config.num_hidden_layers,
-        layer_types=["full_attention"] * 2,
-        block_size=BLOCK,
-        dflash_config=dict(mask_token_id=MASK, target_layer_ids=LAYERS, causal_head=True),
-        rope_theta=10_000.0,
-    )
+    config = drafter_config(target, "DFlashDraftModel", {}, dict(causal_head=True))
     model = DFlashDraftModel(Qwen3Config(**config, attn_implementation="eager")).float().eval()
     best = None
     for seed in range(1, 61):  # the drafter of which most is accepted: else there is little to see
