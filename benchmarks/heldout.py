@@ -15,7 +15,7 @@ import specjax
 from specjax.analysis.comparison import repeated_ngrams
 from specjax.decoding.state import result
 from specjax.text.options import Drafting, Options
-from specjax.text.prepare import prepare_measured
+from specjax.text.prepare import prepare_fastest
 from specjax.text.task import GenerationTask
 
 from .grown import grown_drafter, grown_embedded
@@ -130,7 +130,7 @@ def measure_model(
             for drafter, drafting in ways
         ]
         works = [
-            prepare_measured(lm, text, options, least_width=SLOTS, least_buffer=SLOTS)
+            prepare_fastest(lm, text, options, least_width=SLOTS, least_buffer=SLOTS)
             for options in (plain, *fast)
         ]
         if index == 0:
@@ -189,7 +189,7 @@ class _Counts:
             "tau": emitted.sum() / rounds.sum(),
             "slowest": (longest * read).sum() / rounds.sum(),  # rounds: slowest row by mean row
             "acceptance": accepted.sum() / max(1.0, drafted.sum()),
-            "acceptance_by_position": (np.sum(self.accepted_at, axis=0) / rounds.sum()).tolist(),
+            "acceptance_by_position": (_sum(self.accepted_at) / rounds.sum()).tolist(),
             "repeated_4grams": repeated_ngrams(self.rows),
             "identical": f"{sum(self.same)} of {len(self.same)}" if greedy else None,
             "seconds_per_round": seconds[:, 1, 1].sum() / rounds.sum(),
@@ -222,6 +222,14 @@ def tau_interval(stats: specjax.Stats) -> dict[str, float]:
     picks = np.random.default_rng(0).integers(0, len(rounds), (RESAMPLES, len(rounds)))
     low, high = np.quantile(emitted[picks].sum(axis=1) / rounds[picks].sum(axis=1), [0.025, 0.975])
     return {"tau": float(emitted.sum() / rounds.sum()), "low": float(low), "high": float(high)}
+
+
+def _sum(counts: list[np.ndarray]) -> np.ndarray:
+    """The sum of counts by position, of which batches that were decoded plainly have none."""
+    total = np.zeros(max(map(len, counts)), int)
+    for one in counts:
+        total[: len(one)] += one
+    return total
 
 
 def _ratio(spent: np.ndarray, emitted: np.ndarray, plain_emitted: np.ndarray) -> dict:

@@ -128,13 +128,13 @@ def test_a_grown_eagle3_head_reads_what_it_read(two_sizes):
 def test_real_text_is_measured_with_grown_models_too(two_sizes, monkeypatch):
     monkeypatch.setattr(grown, "grown_embedded", lambda: two_sizes[1])
     monkeypatch.setattr(heldout, "grown_embedded", lambda: two_sizes[1])
-    given, prepare = [], heldout.prepare_measured
+    given, prepare = [], heldout.prepare_fastest
 
     def seen(lm, text, options, **sizes):
         given.append((lm, options.drafter))
         return prepare(lm, text, options, **sizes)
 
-    monkeypatch.setattr(heldout, "prepare_measured", seen)
+    monkeypatch.setattr(heldout, "prepare_fastest", seen)
     ways = [{"drafter": "ngram+speculator", "num_draft": 2}]
     settings = dict(ways=ways, temperature=0.0, prompts=2, new=12, repetitions=1)
     figures = [heldout.measure_ways(None, grown=way, **settings) for way in (False, True)]

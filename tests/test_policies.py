@@ -103,15 +103,15 @@ def test_fault_such_a_length_is_named_by_the_check_for_authors():
 # ----------------------------------------------------------------------- the threshold of a law
 
 TOY, TOY_PARAMS = bag(5, 3)
+OTHER = like(TOY_PARAMS, 1)
 ROOTS = jnp.arange(40, dtype=jnp.int32)[:, None] % 5
 
 
 def drafted(drafter, **settings):
     """One draft after each of several roots."""
     rows = dataclasses.replace(context(len(ROOTS)), tokens=ROOTS, **settings)
-    weights = like(TOY_PARAMS, 1)
-    state = drafter.init(weights, TOY_PARAMS, len(ROOTS), 9)
-    return drafter.draft_step(weights, TOY_PARAMS, state, rows)[0]
+    state = drafter.init(OTHER, TOY_PARAMS, len(ROOTS), 9)
+    return drafter.draft_step(OTHER, TOY_PARAMS, state, rows)[0]
 
 
 @pytest.mark.usefixtures("quick_compilation")
@@ -208,7 +208,7 @@ def test_rows_draft_as_deep_as_their_own_match_and_not_further():
     drafter = Adaptive(DraftModel(num_draft=3, model=TOY), SuffixMatch(min_probability=0.0))
     tokens = jnp.asarray([[1, 2, 3, 1, 2, 3], [0, 1, 2, 3, 4, 3]])
     rows = dataclasses.replace(context(2), tokens=tokens, length=jnp.asarray([6, 5]))
-    params = {"inner": like(TOY_PARAMS, 1)}
+    params = {"inner": OTHER}
     state = drafter.init(params, TOY_PARAMS, 2, 9)
     draft, state = jax.jit(drafter.draft_step)(params, TOY_PARAMS, state, rows)
     assert np.asarray(draft.scored).sum(axis=1).tolist() == [4, 1]

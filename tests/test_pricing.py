@@ -12,6 +12,8 @@ import specjax
 from specjax import drafters
 from specjax.drafters.pass_embeddings import PaSSConfig
 from specjax.text import round_costs, task
+from specjax.text.options import Options
+from specjax.text.prepare import prepare_fastest
 
 pytest_plugins = ["pairs"]
 PROMPT = "def f(x):\n    return x\n\ndef f(x):\n"
@@ -120,6 +122,48 @@ def test_the_text_is_that_of_plain_decoding(pair):
     wanted = specjax.generate(pair[0], PROMPT, drafter=None, max_new_tokens=30)
     found = specjax.generate(pair[0], PROMPT, **flat(drafter=pair[1], **OPTIONS))
     assert np.array_equal(found.tokens[0], wanted.tokens[0])
+
+
+DEAR, CHEAP = [0.0, 1.0, 2.1, 4.1, 8.1], [0.0, 1.0, 1.1, 1.2, 1.3]  # seconds of calls
+
+
+def test_where_no_number_of_drafts_can_pay_not_even_the_prompt_is_read_for_the_drafter(
+    pair, monkeypatch
+):
+    said = []
+    monkeypatch.setattr(
+        round_costs, "_measured", lambda _: ((round_costs.Timed(1, np.asarray(said[-1])),), 1.0)
+    )
+
+    def found(calls, **options):
+        said.append(calls)
+        monkeypatch.setattr(round_costs, "_KNOWN", {})
+        given = Options(**flat(**OPTIONS | {"drafter": pair[1]} | options))
+        return prepare_fastest(pair[0], [PROMPT, "a"], given)
+
+    plain, drafts = found(DEAR), found(CHEAP)
+    assert isinstance(plain.drafter, drafters.Plain) and plain.params["drafter"] is None
+    assert isinstance(drafts.drafter, drafters.Adaptive) and "plain" not in drafts.words
+    assert plain.words == drafts.words + "; none pay here, so that decoding is plain"
+    for other in ("auto:schedule:rests=false", "auto:huggingface", 3):
+        kept = found(DEAR, num_draft=other)
+        assert not isinstance(kept.drafter, drafters.Plain)
+    learning = found(DEAR, drafter=specjax.text.Session(pair[0]))
+    assert isinstance(learning.drafter, drafters.Adaptive)
+    options = flat(drafter=pair[1], temperature=1.0, **OPTIONS)
+    for calls, drafted in ((DEAR, False), (CHEAP, True)):
+        said.append(calls)
+        monkeypatch.setattr(round_costs, "_KNOWN", {})
+        text = specjax.generate(pair[0], [PROMPT, "a"], seed=3, **options)
+        assert (np.sum(text.stats.drafted) > 0) == drafted
+        if not drafted:
+            wanted = specjax.generate(
+                pair[0],
+                [PROMPT, "a"],
+                **flat(drafter=None, temperature=1.0, max_new_tokens=30),
+                seed=3,
+            )
+            assert [*map(list, text.tokens)] == [*map(list, wanted.tokens)]
 
 
 def test_no_width_costs_more_than_a_greater_one():

@@ -13,7 +13,7 @@ from ..models.lm import LM
 from ..models.seq2seq import encoder_inputs
 from ..text.generation import Generation, TextStream
 from ..text.options import Drafting, Options, Prompts, takes
-from ..text.prepare import prepare_measured
+from ..text.prepare import prepare_fastest
 from ..text.task import GenerationTask
 from .rescoring import rated, scores_of_new
 from .timing import median_interval
@@ -183,7 +183,7 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
     if rule is not None and rule.noise == "position":  # one text with every drafter
         drafting, coupled = Drafting(rule=rule), True
     plain = dataclasses.replace(options, drafter=None, drafter_params=None, drafting=drafting)
-    jobs = [prepare_measured(lm, prompts, plain), prepare_measured(lm, prompts, options)]
+    jobs = [prepare_fastest(lm, prompts, plain), prepare_fastest(lm, prompts, options)]
     texts = [TextStream(work).finish() for work in jobs]
     if not all(text.finished for text in texts):  # Ctrl-C: incomplete texts cannot be compared
         raise KeyboardInterrupt

@@ -24,7 +24,7 @@ from ..models.seq2seq import encoder_inputs
 from ..models.seq2seq.target import BEGIN
 from ..sampling.distribution import Sampling
 from ..text.options import Options
-from ..text.prepare import SMALLEST_BUFFER, prepare_measured, round_up
+from ..text.prepare import SMALLEST_BUFFER, prepare_fastest, round_up
 from ..text.stop_strings import RowText
 from ..text.task import GenerationTask
 from .jsonl_input import NEUTRAL, Prompt
@@ -120,7 +120,7 @@ class Continuous:
         idle = self._batch - len(first)
         self._standing: list[LiveRow | None] = [*map(self._stand, first), *[None] * idle]
         first = [*first, *first[:1] * idle]
-        work = prepare_measured(
+        work = prepare_fastest(
             lm,
             [prompt.tokens for prompt in first],
             dataclasses.replace(

@@ -19,7 +19,7 @@ from ..decoding.state import ENDED, STOPPED, Decoded, State, result
 from ..decoding.stats import Stats
 from ..models.lm import LM
 from .options import Options, Prompts, takes
-from .prepare import prepare_measured
+from .prepare import prepare_fastest
 from .stop_strings import RowText
 from .task import GenerationTask
 
@@ -157,7 +157,7 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
         out = specjax.generate(lm, "def quicksort(xs):", max_new_tokens=64)
         print(out.text, out.stats)
     """
-    return TextStream(prepare_measured(lm, prompts, options)).finish()
+    return TextStream(prepare_fastest(lm, prompts, options)).finish()
 
 
 @takes(Options)
@@ -181,7 +181,7 @@ def stream_text(lm: LM, prompts: Prompts | None = None, *, options: Options) -> 
             print(piece.text, end="", flush=True)
         print(stream.generation.stats)
     """
-    return TextStream(prepare_measured(lm, prompts, options))
+    return TextStream(prepare_fastest(lm, prompts, options))
 
 
 class TextStream:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import acceptance, sharding
+from .._internal.optional import required
 from .._internal.own_objects import is_own
 from ..decoding.contract_checks import MissingWeightsError
 from ..decoding.inputs import check_samples, prepare_inputs
@@ -29,7 +30,7 @@ from ..types import Drafter
 from . import sibling_sampling
 from .auto_number import is_auto
 from .drafter_names import named, resolve_drafter
-from .options import Options
+from .options import Drafting, Options
 from .prompts import check_lm, check_tokenizer, prompt_ids
 from .session import Session
 from .stop_strings import per_row
@@ -143,6 +144,32 @@ def prepare_measured(lm: LM, prompts, options: Options, **sizes) -> GenerationTa
     from .round_costs import with_round_costs  # times programs, which no other request needs
 
     return with_round_costs(work)
+
+
+def prepare_fastest(lm: LM, prompts, options: Options, **sizes) -> GenerationTask:
+    """Prepares a task as ``prepare_measured`` does, for plain decoding where the policy of
+    ``num="auto"`` finds that no number of drafts could pay, even if the target accepted all: then
+    not even the prompt is read for the drafter. A session keeps its drafter, which learns.
+
+    Args:
+      lm, prompts, options: see ``generate``.
+      sizes: further arguments of ``prepare``.
+
+    Raises:
+      ValueError, TypeError: as for ``prepare``.
+    """
+    work = prepare_measured(lm, prompts, options, **sizes)
+    drafter, num = work.drafter, options.drafting.num
+    if not is_auto(num) or not isinstance(drafter, Adaptive) or work.session is not None:
+        return work
+    if not drafter.decides.reads_costs:
+        return work
+    costs = sharding.gather(work.params["drafter"]["costs"])
+    if drafter.decides.may_pay(required(drafter.widths, "widths"), costs, len(work.prompts)):
+        return work
+    drafting = Drafting(rule=options.drafting.rule)
+    plain = dataclasses.replace(options, drafter=None, drafter_params=None, drafting=drafting)
+    return dataclasses.replace(prepare(lm, prompts, plain, **sizes), unpaid=work.words)
 
 
 def _chunk(lm: LM) -> int:

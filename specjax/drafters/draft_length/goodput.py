@@ -26,6 +26,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..._internal.pytree import pytree_dataclass
 from .policy import DraftLengthPolicy, Outcome
@@ -151,6 +152,10 @@ class Goodput(DraftLengthPolicy):
         """float32 scalar: by which factor drafting must beat plain rounds."""
         return 1 + self.min_gain * (1 - 1 / jnp.maximum(jnp.sum(live), 1))
 
+    def may_pay(self, widths, costs, rows):
+        hurdle = 1 + self.min_gain * (1 - 1 / rows)
+        return bool(np.any(wins_if_all_are_accepted(np.asarray(widths), costs, hurdle)))
+
     def expected(self, memory, widths, costs, budget) -> tuple[jax.Array, jax.Array]:
         """Tokens and cost of a round at each width, float32 ``[W]`` each."""
         live = budget > 0
@@ -166,8 +171,8 @@ class Goodput(DraftLengthPolicy):
     def choose(self, memory, widths, costs, budget):
         live = budget > 0
         # a width that loses even with every token accepted: a probe would tell nothing
-        most = costs[0] * (1 + jnp.asarray(widths)) / self.hurdle(live)
-        costs = jnp.where((costs < most) | (jnp.arange(len(widths)) == 0), costs, jnp.inf)
+        able = wins_if_all_are_accepted(jnp.asarray(widths), costs, self.hurdle(live))
+        costs = jnp.where(able | (jnp.arange(len(widths)) == 0), costs, jnp.inf)
         tokens, cost = self.expected(memory, widths, costs, budget)
         goodput = tokens / cost
         best = jnp.argmax(goodput[1:]) + 1
@@ -225,3 +230,9 @@ class Goodput(DraftLengthPolicy):
             asked=fold(memory.asked, 1.0, asked),
             lost=lost,
         )
+
+
+def wins_if_all_are_accepted(widths, costs, hurdle):
+    """bool ``[W]``: which widths beat plain rounds by the factor ``hurdle`` where every token is
+    accepted; never the width 0. Arrays of JAX, or on the host of NumPy."""
+    return (widths > 0) & (costs < costs[0] * (1 + widths) / hurdle)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 
 import jax
+import numpy as np
 
 from ..._internal.pytree import PyTree, pytree_dataclass
 from ...types import Confidence
@@ -86,6 +87,16 @@ class DraftLengthPolicy(abc.ABC):
         Returns:
           int32 scalar from 0 to ``widths[-1]``, and the memory.
         """
+
+    def may_pay(self, widths: tuple[int, ...], costs: np.ndarray, rows: int) -> bool:
+        """Returns whether any width can be faster than plain rounds, whatever is accepted; where
+        none can, ``generate`` decodes plainly. Default: True.
+
+        Args:
+          widths, costs: as of ``choose``, on the host.
+          rows: of the batch.
+        """
+        return True
 
     def limit(self, tokens: jax.Array, length: jax.Array, depth: int) -> jax.Array | None:
         """Bounds the depth of each row's draft. Default: None, the width that ``choose`` gave.

@@ -65,6 +65,9 @@ class Schedule(Goodput):
         width, memory = super().choose(memory, widths, costs, budget)
         return jnp.where(width > 0, most, 0), memory
 
+    def may_pay(self, widths, costs, rows):
+        return not self.rests or super().may_pay(widths, costs, rows)
+
     def expected(self, memory, widths, costs, budget):
         """A draft of which nothing is proposed costs as much as any."""
         return super().expected(memory, widths, costs, budget)[0], costs
