@@ -53,14 +53,14 @@ def part_calls(
 
     Returns:
       calls by part for each way, plain rounds first: ``draft``, ``pass`` (the target's pass over
-      the round's nodes) and ``round`` (the whole round).
+      the round's nodes), ``round`` (the whole round), and the reading of the prompts, with the
+      drafter (``read``) and by the target alone (``read_plainly``).
     """
     plain = Options(drafter=None, sampling=sampling, max_new_tokens=new)
     options = [plain, *(dataclasses.replace(plain, drafter=d, drafting=s) for d, s in ways)]
-    calls = []
-    for one in options:
-        sizes = dict(least_width=heldout.SLOTS, least_buffer=heldout.SLOTS)
-        work = prepare_measured(lm, prompts, one, **sizes)
+    sizes = dict(least_width=heldout.SLOTS, least_buffer=heldout.SLOTS)
+    works, calls = [prepare_measured(lm, prompts, one, **sizes) for one in options], []
+    for work in works:
         nodes, state = work.drafter.num_draft + 1, work.start()
         begin, ended = np.asarray(state.length), work.burst(work.capacity, work.start())
         rounds = min(int(ended.stats.rounds.max()), (work.capacity - int(begin.max())) // nodes)
@@ -68,7 +68,10 @@ def part_calls(
         middle = int(np.mean([begin, ended.length]))
         held = dict(batch=len(prompts), length=middle, capacity=heldout.SLOTS)
         passes = timing.pass_call(lm, nodes, lasting=LASTING, **held)
-        calls.append({"draft": parts["draft"], "pass": passes, "round": parts["round"]})
+        reading = {"read": timing.Call(work.start), "read_plainly": timing.Call(works[0].start)}
+        calls.append(
+            {name: parts[name] for name in ("draft", "round")} | {"pass": passes} | reading
+        )
     return calls
 
 
@@ -138,31 +141,24 @@ def beside_others(chains: list[dict]) -> list[dict]:
     return found
 
 
-def latencies(chain: dict, plain: dict[str, float], requests: int, new: int, batch: int) -> dict:
+def latencies(chain: dict, plain: dict[str, float], batch: int) -> dict:
     """Seconds to the first token (``ttft``) and per later token of a row (``tpot``) of a chain,
     each measured and computed.
 
     The calculator is given for TPOT the seconds of a pass over one token of each row and the
     overhead of a draft as rounds of other lengths have it, and for TTFT the seconds in which the
-    target alone reads the prompts.
+    target alone reads the prompts, timed after each reading by target and drafter.
 
     Args:
-      chain: what ``beside_others`` returns of a chain, of ``requests`` requests of ``new`` tokens.
+      chain: what ``beside_others`` returns of a chain.
       plain: the seconds of the parts of a plain round.
     """
-    run, inputs = chain["run"], chain["inputs"]
-    tokens, later = requests * new, requests * (new - 1)  # reading a prompt emits the first one
-
-    def reading(which: str) -> float:
-        rates = (run[f"{which}tokens_per_second_{name}"] for name in ("whole", "rounds"))
-        whole, rounds = (count / rate for count, rate in zip((tokens, later), rates, strict=True))
-        return (whole - rounds) * batch / requests
-
-    known = given(inputs) | {"draft_overhead": chain["rest"], "batch": batch}
+    run, parts = chain["run"], chain["parts"]
+    known = given(chain["inputs"]) | {"draft_overhead": chain["rest"], "batch": batch}
     rounds = calculate(**known, pass_seconds=min(plain["pass"], plain["round"])).asked
-    read = calculate(**known, prompt=1, pass_seconds=reading("plain_")).asked
+    read = calculate(**known, prompt=1, pass_seconds=parts["read_plainly"]).asked
     return {
-        "ttft": (reading(""), read.ttft),
+        "ttft": (parts["read"], read.ttft),
         "tpot": (batch / run["tokens_per_second_rounds"], rounds.tpot * run.get("slowest", 1.0)),
     }
 
@@ -251,8 +247,7 @@ def page(header: dict, lines: list[dict]) -> str:
         chains = beside_others(line["figures"]["chains"])
         for num, one in zip(LENGTHS, chains, strict=True):
             found.append((line["row"] | {"num": num}, one))
-            sizes = header["prompts"], header["new"], batch
-            times.append((found[-1][0], latencies(one, line["figures"]["plain"], *sizes)))
+            times.append((found[-1][0], latencies(one, line["figures"]["plain"], batch)))
 
     def signed(kind):
         return lambda row, one: f"{speedup(one, kind):.2f} ({100 * error(one, kind):+.1f} %)"
@@ -316,8 +311,10 @@ def page(header: dict, lines: list[dict]) -> str:
         "timed, so that the speed-up is τ over its time, and the error is that of timing alone.\n\n"
         f"Errors:\n\n{summary}\n\n"
         f"{cells.table(columns, found)}\n\n"
-        "The time to the first token (TTFT) is that in which target and drafter read the prompts; "
-        "the calculator is given that in which the target alone reads them. The time per token of "
+        "The time to the first token (TTFT) is that in which target and drafter read "
+        f"{'the prompts of one batch' if batch > 1 else 'one prompt'}, timed after each run; the "
+        "calculator is given that in which the target alone reads as much, timed at once after it. "
+        "The time per token of "
         "a row (TPOT) is computed from the rest of other rounds and from the milliseconds of the "
         f"target's passes.\n\n{cells.table(delays, times)}\n"
     )

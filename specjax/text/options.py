@@ -39,7 +39,8 @@ class Drafting:
       num: the number of tokens drafted in a round. None: 3, or the number that heads were saved
         with. ``"auto"``: the number with the highest speed, from 0 to 7, which follows from the
         measured acceptance and the measured costs of rounds (see ``drafters.Adaptive``); before the
-        first text these costs are measured and the programs of all widths compiled. Heads that
+        first text these costs are measured and the programs of all widths compiled. Where by
+        these costs no number can pay, whatever is accepted, decoding is plain. Heads that
         cannot draft 7 tokens, or whose file says that they were trained for fewer, draft at most
         what they can or were trained for, and heads that are set to draft more, or a tree, keep
         that. ``"auto:NAME"``: the number that another policy wants, one of
