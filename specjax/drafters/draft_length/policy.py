@@ -90,7 +90,7 @@ class DraftLengthPolicy(abc.ABC):
 
     def may_pay(self, widths: tuple[int, ...], costs: np.ndarray, rows: int) -> bool:
         """Returns whether any width can be faster than plain rounds, whatever is accepted; where
-        none can, ``generate`` decodes plainly. Default: True.
+        none can, ``generate`` decodes plainly. Asked of policies that read costs. Default: True.
 
         Args:
           widths, costs: as of ``choose``, on the host.
