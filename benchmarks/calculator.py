@@ -128,7 +128,8 @@ def computed(shares: list[float], parts: dict[str, float]) -> dict:
 def beside_others(chains: list[dict]) -> list[dict]:
     """The chains of one drafter, each with what the calculator says (``others``) if its own rounds
     were not timed: a draft's overhead (``rest``) is that of the line, by least squares, through the
-    overheads of the other lengths."""
+    overheads of the other lengths. ``read_cost``: what reading for the drafter cost in the runs of
+    the other lengths, in the target's own reading."""
     lengths = [len(one["run"]["acceptance_by_position"]) for one in chains]
     rests = [one["inputs"]["draft_overhead"] for one in chains]
     found = []
@@ -137,7 +138,10 @@ def beside_others(chains: list[dict]) -> list[dict]:
         line = np.polyfit([lengths[k] for k in others], [rests[k] for k in others], 1)
         rest = max(0.0, float(np.polyval(line, lengths[i])))
         said = calculate(**given(one["inputs"]) | {"draft_overhead": rest})
-        found.append({**one, "rest": rest, "others": said.asked.speedup})
+        parts = [chains[k]["parts"] for k in others]
+        read, plain = (sum(x[name] for x in parts) for name in ("read", "read_plainly"))
+        more = {"rest": rest, "read_cost": max(0.0, read / plain - 1)}
+        found.append({**one, **more, "others": said.asked.speedup})
     return found
 
 
@@ -147,7 +151,8 @@ def latencies(chain: dict, plain: dict[str, float], batch: int) -> dict:
 
     The calculator is given for TPOT the seconds of a pass over one token of each row and the
     overhead of a draft as rounds of other lengths have it, and for TTFT the seconds in which the
-    target alone reads the prompts, timed after each reading by target and drafter.
+    target alone reads the prompts, timed after each reading by target and drafter, and what the
+    drafter's reading adds to them in the runs of the other lengths.
 
     Args:
       chain: what ``beside_others`` returns of a chain.
@@ -156,7 +161,8 @@ def latencies(chain: dict, plain: dict[str, float], batch: int) -> dict:
     run, parts = chain["run"], chain["parts"]
     known = given(chain["inputs"]) | {"draft_overhead": chain["rest"], "batch": batch}
     rounds = calculate(**known, pass_seconds=min(plain["pass"], plain["round"])).asked
-    read = calculate(**known, prompt=1, pass_seconds=parts["read_plainly"]).asked
+    asked = dict(prompt=1, pass_seconds=parts["read_plainly"], read_cost=chain["read_cost"])
+    read = calculate(**known, **asked).asked
     return {
         "ttft": (parts["read"], read.ttft),
         "tpot": (batch / run["tokens_per_second_rounds"], rounds.tpot * run.get("slowest", 1.0)),
@@ -313,7 +319,8 @@ def page(header: dict, lines: list[dict]) -> str:
         f"{cells.table(columns, found)}\n\n"
         "The time to the first token (TTFT) is that in which target and drafter read "
         f"{'the prompts of one batch' if batch > 1 else 'one prompt'}, timed after each run; the "
-        "calculator is given that in which the target alone reads as much, timed at once after it. "
+        "calculator is given that in which the target alone reads as much, timed at once after it, "
+        "and what the drafter's reading added to it in the runs of the other lengths. "
         "The time per token of "
         "a row (TPOT) is computed from the rest of other rounds and from the milliseconds of the "
         f"target's passes.\n\n{cells.table(delays, times)}\n"

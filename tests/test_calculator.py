@@ -77,12 +77,14 @@ def test_a_round_that_was_not_timed_has_the_overhead_of_the_line_through_the_oth
         known = dict(acceptance=[0.5] * num, draft_cost=0.1, passes={"1": 1.0, str(num + 1): 1.2})
         known |= dict(overhead=0.25, draft_overhead=overhead)
         run = {"acceptance_by_position": [0.5**k for k in range(1, num + 1)]}
-        return {"run": run, "inputs": {"rate": 0.5, **known}}
+        parts = {"read": 2.0 + num, "read_plainly": 2.0}
+        return {"run": run, "inputs": {"rate": 0.5, **known}, "parts": parts}
 
     found = measured.beside_others([chain(1, 0.2), chain(2, 9.0), chain(4, 0.5)])
     tokens, plain = 1 + 0.5 + 0.25, 1.25
     assert found[1]["others"] == pytest.approx(tokens * plain / (1.2 + 2 * 0.1 + 0.25 + 0.3))
     assert found[1]["inputs"]["draft_overhead"] == 9.0
+    assert found[1]["read_cost"] == pytest.approx((3 + 6) / 4 - 1)
     # a line that falls below zero stands for nothing
     last = measured.beside_others([chain(1, 5.0), chain(2, 1.0), chain(4, 0.3)])[2]
     assert last["others"] == pytest.approx(1.9375 * plain / (1.2 + 4 * 0.1 + 0.25))
@@ -95,19 +97,18 @@ def test_delays_are_those_of_reading_and_of_rounds_and_a_batch_waits_for_its_slo
     run = dict(tokens_per_second_rounds=2.0, slowest=1.5, acceptance_by_position=[0.5])
     run |= dict(ratio_rounds={"median": 2.0})
     chain = {"run": run, "inputs": inputs, "rest": 0.5, "rounds": 3.0}
-    chain |= {"parts": {"read": 6.0, "read_plainly": 4.0}}
+    chain |= {"parts": {"read": 6.0, "read_plainly": 4.0}, "read_cost": 0.4}
     found = measured.latencies(chain, {"pass": 3.0, "round": 2.0}, 2)
-    assert found["ttft"] == pytest.approx((6.0, 1.25 * 4.0))
+    assert found["ttft"] == pytest.approx((6.0, 1.4 * 4.0))
     assert found["tpot"] == pytest.approx((1.0, 1.5 * 2.0 * (1.5 + 0.25 + 0.5 + 0.5) / 1.5))
     assert measured.error(chain, "rounds") == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize("folder", ["calculator", "calculator-batches"])
-def test_the_stored_runs_give_the_stored_page(folder):
-    folder = measured.RESULTS.with_name(folder)
-    header, *rows = map(json.loads, (folder / runner.KEPT).read_text("utf-8").splitlines())
+def test_the_stored_runs_give_the_stored_page():
+    lines = (measured.RESULTS / runner.KEPT).read_text("utf-8").splitlines()
+    header, *rows = map(json.loads, lines)
     page = measured.page(header, rows)
-    assert page == (folder / "README.md").read_text("utf-8")
+    assert page == (measured.RESULTS / "README.md").read_text("utf-8")
     assert page != measured.page(header, rows[:-1])
 
 
@@ -139,6 +140,8 @@ def test_requests_are_the_prompt_and_the_rounds():
     one, plain = found.asked, found.plain
     assert (one.cost, one.tokens, one.tpot) == pytest.approx((1.2, 1.5, 1.6))
     assert (one.ttft, plain.ttft) == pytest.approx((2 * 5 * 1.2, 2 * 5))
+    slow = calculate(0.5, num_draft=1, knee=10, batch=2, prompt=25, pass_seconds=2, read_cost=0.7)
+    assert (slow.asked.ttft, slow.plain.ttft) == pytest.approx((2 * 5 * 1.7, 2 * 5))
     assert (one.seconds, plain.seconds) == pytest.approx((12 + 29 / 1.5 * 2.4, 10 + 29 * 2))
     assert one.throughput == pytest.approx(60 / one.seconds)
     assert one.whole_speedup == pytest.approx(plain.seconds / one.seconds)
@@ -168,6 +171,7 @@ def test_the_best_length_is_that_of_the_greatest_speed_up_and_may_be_none():
         ({"tau": 5, "num_draft": 3}, "from 1 to 4"),
         ({"acceptance": 0.5, "draft_cost": -1}, "draft_cost=-1"),
         ({"acceptance": 0.5, "draft_overhead": -0.1}, "draft_overhead=-0.1"),
+        ({"acceptance": 0.5, "read_cost": -0.1}, "read_cost=-0.1"),
         ({"acceptance": 0.5, "knee": 0}, "knee=0"),
         ({"acceptance": 0.5, "num_draft": True}, "num_draft=True: give a whole number"),
         ({"acceptance": 0.5, "num_draft": 2.5}, "num_draft=2.5: give a whole number"),
@@ -200,9 +204,9 @@ def test_the_command_prints_tables_and_draws(tmp_path, capsys):
     (found,) = json.loads(capsys.readouterr().out)["calculations"]
     assert found["asked"]["tokens"] == pytest.approx(1.0 + 0.8 + 0.4)
     beside = "calculator --acceptance 0.5 --num-draft 1 --draft-cost 0 --draft-overhead 0.5 --json"
-    assert cli.main(beside.split()) == 0
+    assert cli.main([*beside.split(), *"--prompt 9 --read-cost 0.25".split()]) == 0
     (found,) = json.loads(capsys.readouterr().out)["calculations"]
-    assert found["asked"]["cost"] == pytest.approx(1.5)
+    assert found["asked"]["cost"] == pytest.approx(1.5) and found["asked"]["ttft"] == 1.25
     assert cli.main(["calculator", "--acceptance", "0.5", "x"]) == 2
     assert cli.main(["calculator", "--acceptance", "0.5", "--knee", "0"]) == 2
     assert "--knee" in capsys.readouterr().err
@@ -233,6 +237,7 @@ def test_fault_in_the_browsers_code_is_seen(golden, tmp_path):
         ("drafting += pass(batch * level)", "drafting = pass(batch * level)"),
         ("pass(batch * nodes)", "pass(nodes)"),
         ("children.length ? draft_overhead : 0", "0"),
+        ("1 + read_cost", "1 + draft_cost"),
         ("return less + ", "return cost + "),
         ("slice(0, count)", "slice(0, 1)"),
     ):

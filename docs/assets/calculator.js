@@ -8,8 +8,8 @@
 function calculate(given) {
   const {
     acceptance = null, tau = null, draft_cost = 0.05, num_draft = null, tree = null,
-    parallel = false, overhead = 0, draft_overhead = 0, knee = Infinity, passes = null, batch = 1,
-    prompt = 0, new_tokens = 128, pass_seconds = 1, most = 16,
+    parallel = false, overhead = 0, draft_overhead = 0, read_cost = draft_cost, knee = Infinity,
+    passes = null, batch = 1, prompt = 0, new_tokens = 128, pass_seconds = 1, most = 16,
   } = given;
   const single = acceptance === null || typeof acceptance === "number";
   const counts = tree || Array(num_draft || (single ? 4 : acceptance.length)).fill(1);
@@ -35,7 +35,7 @@ function calculate(given) {
     const beside = children.length ? draft_overhead : 0;
     const cost = (verification(nodes) + draft_cost * drafting + beside + overhead) / plain;
     const reading = pass_seconds * (prompt ? pass(batch * prompt) : 0);
-    const read = reading * (children.length ? 1 + draft_cost : 1);
+    const read = reading * (children.length ? 1 + read_cost : 1);
     const round = cost * plain * pass_seconds;
     const later = new_tokens - (prompt ? 1 : 0); // reading a prompt emits the first token
     const seconds = read + (later / tokens) * round;
@@ -160,6 +160,7 @@ function fieldsOf(form) {
     parallel: form.elements.parallel.checked,
     overhead: number("overhead", 0),
     draft_overhead: number("draft_overhead", 0),
+    read_cost: words("read_cost") ? number("read_cost", 0) : undefined,
     passes: costs.length ? costs : null,
     knee: words("knee") ? number("knee", 1) : Infinity,
     batch: whole("batch", 1),

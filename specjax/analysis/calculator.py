@@ -146,6 +146,7 @@ class _Machine:
     parallel: bool
     overhead: float
     draft_overhead: float
+    read_cost: float
     knee: float
     passes: tuple[tuple[int, float], ...]
     batch: int
@@ -199,7 +200,7 @@ class _Machine:
         cost = costs.of(one, DRAFTS, nodes - 1)
         tokens = 1.0 if shape is None else expected_tokens(shape, rates)
         reading = self.pass_over(self.batch * self.prompt) if self.prompt else 0.0
-        read = self.pass_seconds * reading * (1 if shape is None else 1 + self.draft_cost)
+        read = self.pass_seconds * reading * (1 if shape is None else 1 + self.read_cost)
         later = self.new_tokens - bool(self.prompt)  # reading a prompt emits the first token
         seconds = read + later / tokens * cost * costs.unit
         plain_seconds = self.pass_seconds * reading + later * costs.unit
@@ -226,6 +227,7 @@ def calculate(
     parallel: bool = False,
     overhead: float = 0.0,
     draft_overhead: float = 0.0,
+    read_cost: float | None = None,
     knee: float = math.inf,
     passes: Mapping[int, float] | None = None,
     batch: int = 1,
@@ -250,6 +252,8 @@ def calculate(
       overhead: the cost of a round besides its passes, plain or not, in passes over one token.
       draft_overhead: what a round that drafts costs beside that and its passes, such as accepting
         tokens and keeping what the drafter reads of them, in passes over one token.
+      read_cost: what reading the prompt for the drafter costs, in the time that the target takes to
+        read it; None: ``draft_cost``.
       knee: the number of tokens up to which a pass takes as long as one over a single token; above
         it, a pass takes time in proportion. It is the machine's ratio of arithmetic to memory
         speed. Default: no pass is ever bound by arithmetic.
@@ -274,8 +278,18 @@ def calculate(
         found = specjax.analysis.calculate(0.8, draft_cost=0.05, num_draft=4)
         found.asked.tokens, found.asked.speedup, found.best.num_draft  # 3.36, 2.80, 8
     """
+    read_cost = draft_cost if read_cost is None else read_cost
     check_ranges(
-        draft_cost, overhead, draft_overhead, knee, batch, prompt, new_tokens, pass_seconds, most
+        draft_cost,
+        overhead,
+        draft_overhead,
+        read_cost,
+        knee,
+        batch,
+        prompt,
+        new_tokens,
+        pass_seconds,
+        most,
     )
     shape = shape_of(acceptance, num_draft, tree)
     rates = rates_of(acceptance, tau, shape, most)
@@ -284,6 +298,7 @@ def calculate(
         parallel=parallel,
         overhead=overhead,
         draft_overhead=draft_overhead,
+        read_cost=read_cost,
         knee=knee,
         passes=passes_of(passes),
         batch=batch,

@@ -18,13 +18,23 @@ CLOSE = 1e-12  # the precision to which a rate is found from tau
 
 
 def check_ranges(
-    draft_cost, overhead, draft_overhead, knee, batch, prompt, new_tokens, pass_seconds, most
+    draft_cost,
+    overhead,
+    draft_overhead,
+    read_cost,
+    knee,
+    batch,
+    prompt,
+    new_tokens,
+    pass_seconds,
+    most,
 ):
     """Raises ``ValueError`` for the first number that is out of its range, by its name."""
     for name, value, least in (
         ("draft_cost", draft_cost, 0),
         ("overhead", overhead, 0),
         ("draft_overhead", draft_overhead, 0),
+        ("read_cost", read_cost, 0),
         ("batch", batch, 1),
         ("prompt", prompt, 0),
         ("new_tokens", new_tokens, 1),

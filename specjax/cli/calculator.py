@@ -66,6 +66,13 @@ def add(commands) -> None:
         help="what a round that drafts costs beside that and its passes, in passes over one token",
     )
     p.add_argument(
+        "--read-cost",
+        type=float,
+        metavar="COST",
+        help="what reading the prompt for the drafter costs, in the time in which the target reads "
+        "it; default: --draft-cost",
+    )
+    p.add_argument(
         "--knee",
         type=float,
         default=math.inf,
@@ -125,6 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
             parallel=arguments.parallel,
             overhead=arguments.overhead,
             draft_overhead=arguments.draft_overhead,
+            read_cost=arguments.read_cost,
             knee=arguments.knee,
             passes=_passes(arguments.passes),
             batch=batch,

@@ -41,6 +41,7 @@ GRID = [
         for p in (False, True)
     ),
     {"acceptance": [0.9, 0.7, 0.2], "overhead": 0.2},
+    {"acceptance": 0.6, "prompt": 40, "knee": 8.0, "read_cost": 0.3},
     {"acceptance": [0.9, 0.7, 0.2], "num_draft": 2, "prompt": 9, "knee": 4.0},
     *(
         {"acceptance": 0.7, "passes": {1: 1.0, 3: 1.2, 6: 1.7}, "draft_overhead": d, **shape}
