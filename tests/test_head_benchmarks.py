@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 import specjax
@@ -223,3 +224,8 @@ def test_heads_that_correct_a_block_are_also_drawn_from_the_block_alone(
     page = (tmp_path / "README.md").read_text("utf-8")
     assert "Own=medusa --alone`" in page and "`alone`: drawn independently" in page
     assert "| 1 | Own, 2 |  | 2.00 [1.50, 2.50] |  | 2.00 [1.50, 2.50] |" in page
+
+
+def test_batches_that_are_decoded_plainly_have_accepted_nothing_at_any_position():
+    assert heldout._sum([np.array([3, 1]), np.array([], int), np.array([2, 2])]).tolist() == [5, 3]
+    assert heldout._sum([np.array([], int)]).tolist() == []
