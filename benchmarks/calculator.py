@@ -53,14 +53,14 @@ def part_calls(
 
     Returns:
       calls by part for each way, plain rounds first: ``draft``, ``pass`` (the target's pass over
-      the round's nodes), ``round`` (the whole round), and the reading of the prompts, with the
-      drafter (``read``) and by the target alone (``read_plainly``).
+      the round's nodes) and ``round`` (the whole round).
     """
     plain = Options(drafter=None, sampling=sampling, max_new_tokens=new)
     options = [plain, *(dataclasses.replace(plain, drafter=d, drafting=s) for d, s in ways)]
-    sizes = dict(least_width=heldout.SLOTS, least_buffer=heldout.SLOTS)
-    works, calls = [prepare_measured(lm, prompts, one, **sizes) for one in options], []
-    for work in works:
+    calls = []
+    for one in options:
+        sizes = dict(least_width=heldout.SLOTS, least_buffer=heldout.SLOTS)
+        work = prepare_measured(lm, prompts, one, **sizes)
         nodes, state = work.drafter.num_draft + 1, work.start()
         begin, ended = np.asarray(state.length), work.burst(work.capacity, work.start())
         rounds = min(int(ended.stats.rounds.max()), (work.capacity - int(begin.max())) // nodes)
@@ -68,10 +68,7 @@ def part_calls(
         middle = int(np.mean([begin, ended.length]))
         held = dict(batch=len(prompts), length=middle, capacity=heldout.SLOTS)
         passes = timing.pass_call(lm, nodes, lasting=LASTING, **held)
-        reading = {"read": timing.Call(work.start), "read_plainly": timing.Call(works[0].start)}
-        calls.append(
-            {name: parts[name] for name in ("draft", "round")} | {"pass": passes} | reading
-        )
+        calls.append({"draft": parts["draft"], "pass": passes, "round": parts["round"]})
     return calls
 
 
@@ -128,8 +125,7 @@ def computed(shares: list[float], parts: dict[str, float]) -> dict:
 def beside_others(chains: list[dict]) -> list[dict]:
     """The chains of one drafter, each with what the calculator says (``others``) if its own rounds
     were not timed: a draft's overhead (``rest``) is that of the line, by least squares, through the
-    overheads of the other lengths. ``read_cost``: what reading for the drafter cost in the runs of
-    the other lengths, in the target's own reading."""
+    overheads of the other lengths."""
     lengths = [len(one["run"]["acceptance_by_position"]) for one in chains]
     rests = [one["inputs"]["draft_overhead"] for one in chains]
     found = []
@@ -138,33 +134,35 @@ def beside_others(chains: list[dict]) -> list[dict]:
         line = np.polyfit([lengths[k] for k in others], [rests[k] for k in others], 1)
         rest = max(0.0, float(np.polyval(line, lengths[i])))
         said = calculate(**given(one["inputs"]) | {"draft_overhead": rest})
-        parts = [chains[k]["parts"] for k in others]
-        read, plain = (sum(x[name] for x in parts) for name in ("read", "read_plainly"))
-        more = {"rest": rest, "read_cost": max(0.0, read / plain - 1)}
-        found.append({**one, **more, "others": said.asked.speedup})
+        found.append({**one, "rest": rest, "others": said.asked.speedup})
     return found
 
 
-def latencies(chain: dict, plain: dict[str, float], batch: int) -> dict:
+def latencies(chain: dict, plain: dict[str, float], requests: int, new: int, batch: int) -> dict:
     """Seconds to the first token (``ttft``) and per later token of a row (``tpot``) of a chain,
     each measured and computed.
 
     The calculator is given for TPOT the seconds of a pass over one token of each row and the
     overhead of a draft as rounds of other lengths have it, and for TTFT the seconds in which the
-    target alone reads the prompts, timed after each reading by target and drafter, and what the
-    drafter's reading adds to them in the runs of the other lengths.
+    target alone reads the prompts.
 
     Args:
-      chain: what ``beside_others`` returns of a chain.
+      chain: what ``beside_others`` returns of a chain, of ``requests`` requests of ``new`` tokens.
       plain: the seconds of the parts of a plain round.
     """
-    run, parts = chain["run"], chain["parts"]
-    known = given(chain["inputs"]) | {"draft_overhead": chain["rest"], "batch": batch}
+    run, inputs = chain["run"], chain["inputs"]
+    tokens, later = requests * new, requests * (new - 1)  # reading a prompt emits the first one
+
+    def reading(which: str) -> float:
+        rates = (run[f"{which}tokens_per_second_{name}"] for name in ("whole", "rounds"))
+        whole, rounds = (count / rate for count, rate in zip((tokens, later), rates, strict=True))
+        return (whole - rounds) * batch / requests
+
+    known = given(inputs) | {"draft_overhead": chain["rest"], "batch": batch}
     rounds = calculate(**known, pass_seconds=min(plain["pass"], plain["round"])).asked
-    asked = dict(prompt=1, pass_seconds=parts["read_plainly"], read_cost=chain["read_cost"])
-    read = calculate(**known, **asked).asked
+    read = calculate(**known, prompt=1, pass_seconds=reading("plain_")).asked
     return {
-        "ttft": (parts["read"], read.ttft),
+        "ttft": (reading(""), read.ttft),
         "tpot": (batch / run["tokens_per_second_rounds"], rounds.tpot * run.get("slowest", 1.0)),
     }
 
@@ -253,7 +251,8 @@ def page(header: dict, lines: list[dict]) -> str:
         chains = beside_others(line["figures"]["chains"])
         for num, one in zip(LENGTHS, chains, strict=True):
             found.append((line["row"] | {"num": num}, one))
-            times.append((found[-1][0], latencies(one, line["figures"]["plain"], batch)))
+            sizes = header["prompts"], header["new"], batch
+            times.append((found[-1][0], latencies(one, line["figures"]["plain"], *sizes)))
 
     def signed(kind):
         return lambda row, one: f"{speedup(one, kind):.2f} ({100 * error(one, kind):+.1f} %)"
@@ -317,11 +316,8 @@ def page(header: dict, lines: list[dict]) -> str:
         "timed, so that the speed-up is τ over its time, and the error is that of timing alone.\n\n"
         f"Errors:\n\n{summary}\n\n"
         f"{cells.table(columns, found)}\n\n"
-        "The time to the first token (TTFT) is that in which target and drafter read "
-        f"{'the prompts of one batch' if batch > 1 else 'one prompt'}, timed after each run; the "
-        "calculator is given that in which the target alone reads as much, timed at once after it, "
-        "and what the drafter's reading added to it in the runs of the other lengths. "
-        "The time per token of "
+        "The time to the first token (TTFT) is that in which target and drafter read the prompts; "
+        "the calculator is given that in which the target alone reads them. The time per token of "
         "a row (TPOT) is computed from the rest of other rounds and from the milliseconds of the "
         f"target's passes.\n\n{cells.table(delays, times)}\n"
     )

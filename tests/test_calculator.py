@@ -77,14 +77,12 @@ def test_a_round_that_was_not_timed_has_the_overhead_of_the_line_through_the_oth
         known = dict(acceptance=[0.5] * num, draft_cost=0.1, passes={"1": 1.0, str(num + 1): 1.2})
         known |= dict(overhead=0.25, draft_overhead=overhead)
         run = {"acceptance_by_position": [0.5**k for k in range(1, num + 1)]}
-        parts = {"read": 2.0 + num, "read_plainly": 2.0}
-        return {"run": run, "inputs": {"rate": 0.5, **known}, "parts": parts}
+        return {"run": run, "inputs": {"rate": 0.5, **known}}
 
     found = measured.beside_others([chain(1, 0.2), chain(2, 9.0), chain(4, 0.5)])
     tokens, plain = 1 + 0.5 + 0.25, 1.25
     assert found[1]["others"] == pytest.approx(tokens * plain / (1.2 + 2 * 0.1 + 0.25 + 0.3))
     assert found[1]["inputs"]["draft_overhead"] == 9.0
-    assert found[1]["read_cost"] == pytest.approx((3 + 6) / 4 - 1)
     # a line that falls below zero stands for nothing
     last = measured.beside_others([chain(1, 5.0), chain(2, 1.0), chain(4, 0.3)])[2]
     assert last["others"] == pytest.approx(1.9375 * plain / (1.2 + 4 * 0.1 + 0.25))
@@ -93,22 +91,23 @@ def test_a_round_that_was_not_timed_has_the_overhead_of_the_line_through_the_oth
 def test_delays_are_those_of_reading_and_of_rounds_and_a_batch_waits_for_its_slowest_row():
     rate = dict(acceptance=[0.5], draft_cost=0.25, passes={"1": 1.0, "2": 1.5}, overhead=0.5)
     inputs = {"rate": 0.5, **rate, "draft_overhead": 0.25}
-    # 2 requests together, whose prompts the target reads in 4 s, and with the drafter in 6 s
-    run = dict(tokens_per_second_rounds=2.0, slowest=1.5, acceptance_by_position=[0.5])
-    run |= dict(ratio_rounds={"median": 2.0})
+    # 4 requests of 3 tokens, 2 together: plain reads for 4 s a batch and has 1 s for a token
+    plain = dict(plain_tokens_per_second_rounds=1.0, plain_tokens_per_second_whole=12 / 16)
+    run = plain | dict(tokens_per_second_rounds=2.0, tokens_per_second_whole=12 / 16)
+    run |= dict(slowest=1.5, acceptance_by_position=[0.5], ratio_rounds={"median": 2.0})
     chain = {"run": run, "inputs": inputs, "rest": 0.5, "rounds": 3.0}
-    chain |= {"parts": {"read": 6.0, "read_plainly": 4.0}, "read_cost": 0.4}
-    found = measured.latencies(chain, {"pass": 3.0, "round": 2.0}, 2)
-    assert found["ttft"] == pytest.approx((6.0, 1.4 * 4.0))
+    found = measured.latencies(chain, {"pass": 3.0, "round": 2.0}, 4, 3, 2)
+    assert found["ttft"] == pytest.approx((6.0, 1.25 * 4.0))
     assert found["tpot"] == pytest.approx((1.0, 1.5 * 2.0 * (1.5 + 0.25 + 0.5 + 0.5) / 1.5))
     assert measured.error(chain, "rounds") == pytest.approx(0.0)
 
 
-def test_the_stored_runs_give_the_stored_page():
-    lines = (measured.RESULTS / runner.KEPT).read_text("utf-8").splitlines()
-    header, *rows = map(json.loads, lines)
+@pytest.mark.parametrize("name", ["calculator", "calculator-again"])
+def test_the_stored_runs_give_the_stored_page(name):
+    folder = measured.RESULTS.with_name(name)
+    header, *rows = map(json.loads, (folder / runner.KEPT).read_text("utf-8").splitlines())
     page = measured.page(header, rows)
-    assert page == (measured.RESULTS / "README.md").read_text("utf-8")
+    assert page == (folder / "README.md").read_text("utf-8")
     assert page != measured.page(header, rows[:-1])
 
 

@@ -207,20 +207,24 @@ def test_a_batch_drafts_only_if_that_makes_up_for_its_slowest_row():
 
 @pytest.mark.parametrize("policy", [Goodput(), Goodput(min_gain=0.5), Schedule()], ids=str)
 def test_something_may_pay_exactly_where_a_drafter_that_is_always_right_is_asked(policy):
+    """In the last row that is live, of which no more than a gain is asked."""
     widths, random, found = (0, 1, 3, 7), np.random.default_rng(0), []
     for rows in (1, 8):
-        sure, live = jnp.full((rows, 7), 1e9), jnp.full((rows,), 60)
+        sure, every = jnp.full((rows, 7), 1e9), jnp.full((rows,), 60)
         memory = policy.init(rows, 7)
-        memory = dataclasses.replace(memory, hits=sure, tries=sure, offers=live, asked=live)
+        memory = dataclasses.replace(memory, hits=sure, tries=sure, offers=every, asked=every)
+        last = every.at[1:].set(0)
         for slope in random.uniform(0.7, 1.3, 20):
             costs = np.float32(1 + slope * np.asarray(widths) * random.uniform(0.9, 1.1, 4))
-            pays = policy.may_pay(widths, costs, rows)
-            width = policy.choose(memory, widths, jnp.asarray(costs), live)[0]
+            pays = policy.may_pay(widths, costs)
+            width = policy.choose(memory, widths, jnp.asarray(costs), last)[0]
             assert (int(width) > 0) == pays, (rows, costs)
+            width = policy.choose(memory, widths, jnp.asarray(costs), every)[0]
+            assert pays or not int(width), (rows, costs)
             found.append(pays)
     assert 5 < sum(found) < 35
-    assert Schedule(rests=False).may_pay(widths, np.float32([1, 9, 9, 9]), 1)  # it always drafts
-    assert HuggingFace().may_pay(widths, np.float32([1, 9, 9, 9]), 1)  # it knows no costs
+    assert Schedule(rests=False).may_pay(widths, np.float32([1, 9, 9, 9]))  # it always drafts
+    assert HuggingFace().may_pay(widths, np.float32([1, 9, 9, 9]))  # it knows no costs
 
 
 def test_a_probe_of_a_batch_that_does_not_make_up_for_its_slowest_row_has_lost():

@@ -144,12 +144,15 @@ def test_where_no_number_of_drafts_can_pay_not_even_the_prompt_is_read_for_the_d
     plain, drafts = found(DEAR), found(CHEAP)
     assert isinstance(plain.drafter, drafters.Plain) and plain.params["drafter"] is None
     assert isinstance(drafts.drafter, drafters.Adaptive) and "plain" not in drafts.words
-    assert plain.words == drafts.words + "; none pay here, so that decoding is plain"
+    assert (
+        plain.words == drafts.words + "; no number of drafts pays here, so that decoding is plain"
+    )
     for other in ("auto:schedule:rests=false", "auto:huggingface", 3):
         kept = found(DEAR, num_draft=other)
         assert not isinstance(kept.drafter, drafters.Plain)
     learning = found(DEAR, drafter=specjax.text.Session(pair[0]))
     assert isinstance(learning.drafter, drafters.Adaptive)
+    monkeypatch.setattr(task.GenerationTask, "rule_name", property(lambda _: pytest.fail("traced")))
     options = flat(drafter=pair[1], temperature=1.0, **OPTIONS)
     for calls, drafted in ((DEAR, False), (CHEAP, True)):
         said.append(calls)

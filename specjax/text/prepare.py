@@ -165,11 +165,11 @@ def prepare_fastest(lm: LM, prompts, options: Options, **sizes) -> GenerationTas
     if not drafter.decides.reads_costs:
         return work
     costs = sharding.gather(work.params["drafter"]["costs"])
-    if drafter.decides.may_pay(required(drafter.widths, "widths"), costs, len(work.prompts)):
+    if drafter.decides.may_pay(required(drafter.widths, "widths"), costs):
         return work
     drafting = Drafting(rule=options.drafting.rule)
     plain = dataclasses.replace(options, drafter=None, drafter_params=None, drafting=drafting)
-    return dataclasses.replace(prepare(lm, prompts, plain, **sizes), unpaid=work.words)
+    return dataclasses.replace(prepare(lm, prompts, plain, **sizes), unpaid=work)
 
 
 def _chunk(lm: LM) -> int:

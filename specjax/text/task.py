@@ -46,7 +46,7 @@ class GenerationTask:
       chunk: the number of prompt tokens that one pass reads.
       one_memory: whether target and drafter have the same encoder, which then runs once for both.
       session: the session to which the answers are added, or None.
-      unpaid: the words of a drafter that was asked for and cannot pay here, or None.
+      unpaid: the task that was asked for, whose drafts cannot pay here, or None.
     """
 
     lm: LM
@@ -60,7 +60,7 @@ class GenerationTask:
     chunk: int = PREFILL_CHUNK
     one_memory: bool = False
     session: Session | None = None
-    unpaid: str | None = None
+    unpaid: GenerationTask | None = None
 
     def start(self) -> State:
         """Reads the prompts and returns the state after their first tokens."""
@@ -166,7 +166,7 @@ class GenerationTask:
     def words(self) -> str:
         """The drafter, the size of its draft and the rule, as a text for users."""
         if self.unpaid is not None:
-            return f"{self.unpaid}; none pay here, so that decoding is plain"
+            return f"{self.unpaid.words}; no number of drafts pays here, so that decoding is plain"
         name, num, depth = self.drafter.name, self.drafter.num_draft, self.drafter.depth
         riding = self.drafter.num_passengers
         num -= riding

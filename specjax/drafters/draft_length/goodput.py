@@ -152,9 +152,9 @@ class Goodput(DraftLengthPolicy):
         """float32 scalar: by which factor drafting must beat plain rounds."""
         return 1 + self.min_gain * (1 - 1 / jnp.maximum(jnp.sum(live), 1))
 
-    def may_pay(self, widths, costs, rows):
-        hurdle = 1 + self.min_gain * (1 - 1 / rows)
-        return bool(np.any(wins_if_all_are_accepted(np.asarray(widths), costs, hurdle)))
+    def may_pay(self, widths, costs):
+        last = 1.0  # the hurdle of the last live row
+        return bool(np.any(wins_if_all_are_accepted(np.asarray(widths), costs, last)))
 
     def expected(self, memory, widths, costs, budget) -> tuple[jax.Array, jax.Array]:
         """Tokens and cost of a round at each width, float32 ``[W]`` each."""

@@ -88,13 +88,12 @@ class DraftLengthPolicy(abc.ABC):
           int32 scalar from 0 to ``widths[-1]``, and the memory.
         """
 
-    def may_pay(self, widths: tuple[int, ...], costs: np.ndarray, rows: int) -> bool:
+    def may_pay(self, widths: tuple[int, ...], costs: np.ndarray) -> bool:
         """Returns whether any width can be faster than plain rounds, whatever is accepted; where
         none can, ``generate`` decodes plainly. Asked of policies that read costs. Default: True.
 
         Args:
           widths, costs: as of ``choose``, on the host.
-          rows: of the batch.
         """
         return True
 

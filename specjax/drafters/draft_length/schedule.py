@@ -65,8 +65,8 @@ class Schedule(Goodput):
         width, memory = super().choose(memory, widths, costs, budget)
         return jnp.where(width > 0, most, 0), memory
 
-    def may_pay(self, widths, costs, rows):
-        return not self.rests or super().may_pay(widths, costs, rows)
+    def may_pay(self, widths, costs):
+        return not self.rests or super().may_pay(widths, costs)
 
     def expected(self, memory, widths, costs, budget):
         """A draft of which nothing is proposed costs as much as any."""
