@@ -207,7 +207,7 @@ def test_a_batch_drafts_only_if_that_makes_up_for_its_slowest_row():
 
 @pytest.mark.parametrize("policy", [Goodput(), Goodput(min_gain=0.5), Schedule()], ids=str)
 def test_something_may_pay_exactly_where_a_drafter_that_is_always_right_is_asked(policy):
-    """In the last row that is live, of which no more than a gain is asked."""
+    """Where one row is left, any gain over plain rounds is enough; a batch must gain more."""
     widths, random, found = (0, 1, 3, 7), np.random.default_rng(0), []
     for rows in (1, 8):
         sure, every = jnp.full((rows, 7), 1e9), jnp.full((rows,), 60)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -278,32 +279,23 @@ def calculate(
         found = specjax.analysis.calculate(0.8, draft_cost=0.05, num_draft=4)
         found.asked.tokens, found.asked.speedup, found.best.num_draft  # 3.36, 2.80, 8
     """
-    read_cost = draft_cost if read_cost is None else read_cost
-    check_ranges(
-        draft_cost,
-        overhead,
-        draft_overhead,
-        read_cost,
-        knee,
-        batch,
-        prompt,
-        new_tokens,
-        pass_seconds,
-        most,
-    )
+    costs: dict[str, Any] = {
+        "draft_cost": draft_cost,
+        "overhead": overhead,
+        "draft_overhead": draft_overhead,
+        "read_cost": draft_cost if read_cost is None else read_cost,
+        "batch": batch,
+        "prompt": prompt,
+        "new_tokens": new_tokens,
+    }
+    check_ranges(knee, pass_seconds, most=most, **costs)
     shape = shape_of(acceptance, num_draft, tree)
     rates = rates_of(acceptance, tau, shape, most)
     machine = _Machine(
-        draft_cost=draft_cost,
+        **costs,
         parallel=parallel,
-        overhead=overhead,
-        draft_overhead=draft_overhead,
-        read_cost=read_cost,
         knee=knee,
         passes=passes_of(passes),
-        batch=batch,
-        prompt=prompt,
-        new_tokens=new_tokens,
         pass_seconds=1.0 if pass_seconds is None else pass_seconds,
     )
     first = rates[:, :1]  # the rates of chains

@@ -17,32 +17,30 @@ LEAST_SECONDS = 1e-12  # of a pass
 CLOSE = 1e-12  # the precision to which a rate is found from tau
 
 
-def check_ranges(
-    draft_cost,
-    overhead,
-    draft_overhead,
-    read_cost,
-    knee,
-    batch,
-    prompt,
-    new_tokens,
-    pass_seconds,
-    most,
-):
-    """Raises ``ValueError`` for the first number that is out of its range, by its name."""
-    for name, value, least in (
-        ("draft_cost", draft_cost, 0),
-        ("overhead", overhead, 0),
-        ("draft_overhead", draft_overhead, 0),
-        ("read_cost", read_cost, 0),
-        ("batch", batch, 1),
-        ("prompt", prompt, 0),
-        ("new_tokens", new_tokens, 1),
-        ("most", most, 1),
-    ):
+LEAST = {  # values of the numbers that have no other limit
+    "draft_cost": 0,
+    "overhead": 0,
+    "draft_overhead": 0,
+    "read_cost": 0,
+    "batch": 1,
+    "prompt": 0,
+    "new_tokens": 1,
+    "most": 1,
+}
+
+
+def check_ranges(knee, pass_seconds, **numbers) -> None:
+    """Raises ``ValueError`` for the first number that is out of its range, by its name.
+
+    Args:
+      knee, pass_seconds: see ``calculate``.
+      numbers: those of ``LEAST``.
+    """
+    for name, least in LEAST.items():
+        value = numbers[name]
         if isinstance(value, TRUTH) or not least <= value < math.inf:
             raise ValueError(f"{name}={value}: give a number from {least} on")
-    if most >= trees.MOST_NODES:
+    if (most := numbers["most"]) >= trees.MOST_NODES:
         raise ValueError(f"most={most}: give a number from 1 to {trees.MOST_NODES - 1}")
     if isinstance(knee, TRUTH) or not knee >= 1:
         raise ValueError(f"knee={knee}: give a number of tokens from 1 on")

@@ -136,14 +136,19 @@ def prepare_measured(lm: LM, prompts, options: Options, **sizes) -> GenerationTa
       ValueError, TypeError: as for ``prepare``.
     """
     work = prepare(lm, prompts, options, **sizes)
-    drafter = work.drafter
-    if not is_auto(options.drafting.num) or not isinstance(drafter, Adaptive):
-        return work
-    if not drafter.decides.reads_costs:
+    if _priced(work, options) is None:
         return work
     from .round_costs import with_round_costs  # times programs, which no other request needs
 
     return with_round_costs(work)
+
+
+def _priced(work: GenerationTask, options: Options) -> Adaptive | None:
+    """The drafter of ``num="auto"`` where its policy reads costs; else None."""
+    drafter = work.drafter
+    if not is_auto(options.drafting.num) or not isinstance(drafter, Adaptive):
+        return None
+    return drafter if drafter.decides.reads_costs else None
 
 
 def prepare_fastest(lm: LM, prompts, options: Options, **sizes) -> GenerationTask:
@@ -159,10 +164,8 @@ def prepare_fastest(lm: LM, prompts, options: Options, **sizes) -> GenerationTas
       ValueError, TypeError: as for ``prepare``.
     """
     work = prepare_measured(lm, prompts, options, **sizes)
-    drafter, num = work.drafter, options.drafting.num
-    if not is_auto(num) or not isinstance(drafter, Adaptive) or work.session is not None:
-        return work
-    if not drafter.decides.reads_costs:
+    drafter = _priced(work, options)
+    if drafter is None or work.session is not None:
         return work
     costs = sharding.gather(work.params["drafter"]["costs"])
     if drafter.decides.may_pay(required(drafter.widths, "widths"), costs):
