@@ -17,13 +17,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+import time
 from pathlib import Path
 
+import jax
 import numpy as np
 
 import specjax
 from specjax._internal import compile_cache
 from specjax.analysis import calculate, round_timing, timing
+from specjax.decoding.state import result
 from specjax.text.options import Drafting, Options
 from specjax.text.prepare import prepare_measured
 
@@ -32,8 +35,8 @@ from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "calculator"
 DRAFTERS, TEMPERATURES, LENGTHS = ("draft", "eagle3"), (0.0, 1.0), (1, 2, 3, 4, 5)
-REPETITIONS = 4  # of the run of each prompt
-LASTING = 0.2  # seconds that a timed call of many passes takes, about those of a run
+REPETITIONS = 6  # of the run of each prompt
+SLICE = 0.04  # seconds of a run, or of a part of its rounds, that are timed at once
 KINDS = {
     "formula": "α, c",
     "passes": "rates, c, passes",
@@ -42,34 +45,76 @@ KINDS = {
 }
 
 
-def part_calls(
-    lm, prompts: list[str], ways: list, sampling, new: int
-) -> list[dict[str, timing.Call]]:
-    """Calls that time the parts of the rounds in which the texts of ``prompts``, a batch, are
-    decoded.
+@dataclasses.dataclass(frozen=True)
+class Slices:
+    """What is timed in turn with slices of a run.
 
-    Those of passes and rounds last as long as runs do, since each call has costs of its own, such
-    as filling the caches of the processor; those of drafts have as many rounds.
+    Attributes:
+      rounds: how many rounds of a run take about ``SLICE`` seconds.
+      calls: the parts of such rounds, of which a call takes as long: ``draft``, ``pass`` (the
+        target's pass over the round's nodes) and ``round`` (the whole round).
+    """
 
-    Returns:
-      calls by part for each way, plain rounds first: ``draft``, ``pass`` (the target's pass over
-      the round's nodes) and ``round`` (the whole round).
+    rounds: int
+    calls: dict[str, timing.Call]
+
+
+def slices(lm, prompts: list[str], ways: list, sampling, new: int) -> list[Slices]:
+    """What is timed in turn with runs: plain decoding first, then each way.
+
+    The parts are those of rounds in the middle of the texts of ``prompts``, a batch.
     """
     plain = Options(drafter=None, sampling=sampling, max_new_tokens=new)
     options = [plain, *(dataclasses.replace(plain, drafter=d, drafting=s) for d, s in ways)]
-    calls = []
+    found = []
     for one in options:
         sizes = dict(least_width=heldout.SLOTS, least_buffer=heldout.SLOTS)
         work = prepare_measured(lm, prompts, one, **sizes)
-        nodes, state = work.drafter.num_draft + 1, work.start()
-        begin, ended = np.asarray(state.length), work.burst(work.capacity, work.start())
-        rounds = min(int(ended.stats.rounds.max()), (work.capacity - int(begin.max())) // nodes)
+        heldout.run(work)  # compiled
+        _, seconds, ended = heldout.run(work)
+        total = int(ended.stats.rounds.max())
+        rounds = min(total, max(1, round(SLICE * total / seconds)))
+        state = work.burst((total - rounds) // 2, work.start())
         parts = round_timing.part_calls(work, state, rounds=rounds)
-        middle = int(np.mean([begin, ended.length]))
+        middle = int(np.mean([np.asarray(work.start().length), ended.lengths]))
         held = dict(batch=len(prompts), length=middle, capacity=heldout.SLOTS)
-        passes = timing.pass_call(lm, nodes, lasting=LASTING, **held)
-        calls.append({"draft": parts["draft"], "pass": passes, "round": parts["round"]})
-    return calls
+        passes = timing.pass_call(lm, work.drafter.num_draft + 1, lasting=SLICE, **held)
+        calls = {"draft": parts["draft"], "pass": passes, "round": parts["round"]}
+        found.append(Slices(rounds, calls))
+    return found
+
+
+def in_turn(sliced: list[Slices], spent: list[dict[str, list[float]]], rng):
+    """A function for ``heldout.measure_model`` that runs requests in slices, and adds the seconds
+    of the parts of their rounds to ``spent``.
+
+    A turn has a slice of each run that is not at its end and a call of each part of each way, in
+    an order that ``rng`` draws.
+    """
+
+    def runs(works, order):
+        seconds, states = np.zeros((len(works), 2)), [None] * len(works)
+
+        def step(which: int, place: int, program) -> None:
+            begin = time.perf_counter()
+            states[which] = jax.block_until_ready(program())
+            seconds[which, place] += time.perf_counter() - begin
+
+        for which in order:
+            step(which, 0, works[which].start)
+        turn = [(way, part) for way, one in enumerate(sliced) for part in ("run", *one.calls)]
+        going = set(order)
+        while going:
+            for way, part in rng.permutation(np.asarray(turn, object)):
+                if part != "run":
+                    spent[way][part].append(sliced[way].calls[part].seconds())
+                elif way in going:
+                    work, state = works[way], states[way]
+                    step(way, 1, lambda w=work, s=state, n=sliced[way].rounds: w.burst(n, s))
+                    going -= set() if np.asarray(states[way].budget).any() else {way}
+        return seconds, [result(state) for state in states]
+
+    return runs
 
 
 def costs(plain: dict[str, float], parts: dict[str, float]) -> dict[str, float]:
@@ -176,26 +221,21 @@ def given(inputs: dict) -> dict:
 def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int, batch: int) -> dict:
     """What was measured of chains of ``LENGTHS`` tokens, and what is computed.
 
-    On a shared machine the seconds of one program differ by a tenth and more, and moments that are
-    near to each other are alike. So each run is followed at once by the parts of its rounds, those
-    of the first texts, and means of all runs and of all parts are compared.
+    On a shared machine the seconds of one program differ by a fifth from call to call, and what is
+    timed within the same second is alike. So runs and parts are timed in short slices, in turn,
+    and the means of all are compared.
     """
     ways = [(drafter, Drafting(num=num)) for num in LENGTHS]
     sampling = specjax.Sampling(temperature=temperature)
-    calls = part_calls(lm, prompts[:batch], ways, sampling, new)
-    spent = [{part: [] for part in parts} for parts in calls]
-
-    def beside(way: int) -> None:
-        for part, call in calls[way].items():
-            spent[way][part].append(call.seconds())
-
-    for way in range(len(calls)):  # compiled, and not counted
-        beside(way)
-        for seconds in spent[way].values():
-            seconds.clear()
+    sliced = slices(lm, prompts[:batch], ways, sampling, new)
+    spent = [{part: [] for part in one.calls} for one in sliced]
+    for one in sliced:  # compiled, and not counted
+        for call in one.calls.values():
+            call.seconds()
     asked = [sampling] * (len(prompts) // batch)
-    how = dict(new=new, repetitions=REPETITIONS, average=np.mean, beside=beside)
-    runs = heldout.measure_model(lm, ways, prompts, asked, **how)
+    how = dict(new=new, repetitions=REPETITIONS, average=np.mean)
+    turns = in_turn(sliced, spent, np.random.default_rng(0))
+    runs = heldout.measure_model(lm, ways, prompts, asked, **how, runs=turns)
     plain, *parts = ({part: float(np.mean(x)) for part, x in one.items()} for one in spent)
     found = [
         {"run": run, "parts": one, **computed(run["acceptance_by_position"], costs(plain, one))}

@@ -111,14 +111,23 @@ def measure_ways(
     return {"ways": found}
 
 
+def one_by_one(works: list[GenerationTask], order) -> tuple[np.ndarray, list[specjax.Decoded]]:
+    """Runs requests in an order: their seconds ``[requests, 2]`` as ``run`` has them, and their
+    results."""
+    spent, outs = np.empty((len(works), 2)), [None] * len(works)
+    for which in order:
+        *spent[which], outs[which] = run(works[which])
+    return spent, outs
+
+
 def measure_model(
-    lm, ways, texts, samplings, new, repetitions, *, average=np.min, beside=None
+    lm, ways, texts, samplings, new, repetitions, *, average=np.min, runs=one_by_one
 ) -> list[dict]:
     """The figures of each of ``ways``, a drafter and a ``Drafting``, for one model.
 
     The tokens of batch i are drawn by ``samplings[i]``. ``average`` makes one time of those of the
-    repetitions of a batch. ``beside(way)`` is called after each timed run, 0 being plain decoding.
-    See ``measure_ways``.
+    repetitions of a batch, and ``runs`` times one repetition, of plain decoding and of each way in
+    an order that rotates. See ``measure_ways``.
     """
     batch = len(texts) // len(samplings)
     seconds, found = [], [_Counts([], [], [], [], []) for _ in ways]
@@ -136,12 +145,10 @@ def measure_model(
         if index == 0:
             for work in works:
                 run(work)
-        spent, outs = np.empty((repetitions, len(works), 2)), [None] * len(works)
+        spent = []
         for repetition in range(repetitions):
-            for which in np.roll(range(len(works)), -(index + repetition + 1)):
-                *spent[repetition, which], outs[which] = run(works[which])
-                if beside is not None:
-                    beside(which)
+            taken, outs = runs(works, np.roll(range(len(works)), -(index + repetition + 1)))
+            spent.append(taken)
         seconds.append(average(spent, axis=0))
         for one, work, out in zip(found, works[1:], outs[1:], strict=True):
             one.add(work.prompts, outs[0], out)
