@@ -17,16 +17,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-import time
 from pathlib import Path
 
-import jax
 import numpy as np
 
 import specjax
 from specjax._internal import compile_cache
 from specjax.analysis import calculate, round_timing, timing
-from specjax.decoding.state import result
 from specjax.text.options import Drafting, Options
 from specjax.text.prepare import prepare_measured
 
@@ -35,8 +32,8 @@ from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "calculator"
 DRAFTERS, TEMPERATURES, LENGTHS = ("draft", "eagle3"), (0.0, 1.0), (1, 2, 3, 4, 5)
-REPETITIONS = 6  # of the run of each prompt
-SLICE = 0.04  # seconds of a run, or of a part of its rounds, that are timed at once
+REPETITIONS = 12  # of the run of each prompt, and of the parts of its rounds
+ROUNDS = 32  # of which a part is timed in one call; a quarter of them for several requests
 KINDS = {
     "formula": "α, c",
     "passes": "rates, c, passes",
@@ -46,23 +43,30 @@ KINDS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Slices:
-    """What is timed in turn with slices of a run.
+class Part:
+    """A part of a round, timed in a call of several rounds and in one of a single round.
 
-    Attributes:
-      rounds: how many rounds of a run take about ``SLICE`` seconds.
-      calls: the parts of such rounds, of which a call takes as long: ``draft``, ``pass`` (the
-        target's pass over the round's nodes) and ``round`` (the whole round).
+    A call has a cost of its own, here up to 2 ms, which the parts of a round would have several
+    times; the difference of the two calls is without it.
     """
 
-    rounds: int
-    calls: dict[str, timing.Call]
+    many: timing.Call
+    one: timing.Call
+
+    def seconds(self) -> float:
+        """Seconds in one round, of one call of each kind."""
+        further = self.many.seconds() * self.many.times - self.one.seconds()
+        return further / (self.many.times - 1)
 
 
-def slices(lm, prompts: list[str], ways: list, sampling, new: int) -> list[Slices]:
-    """What is timed in turn with runs: plain decoding first, then each way.
+def round_parts(
+    lm, prompts: list[str], ways: list, sampling, new: int, rounds: int
+) -> list[dict[str, Part]]:
+    """The parts of up to ``rounds`` rounds in the middle of the texts of ``prompts``, a batch.
 
-    The parts are those of rounds in the middle of the texts of ``prompts``, a batch.
+    Returns:
+      parts by name for plain rounds and then for each way: ``draft``, ``pass`` (the target's pass
+      over the round's nodes) and ``round`` (the whole round).
     """
     plain = Options(drafter=None, sampling=sampling, max_new_tokens=new)
     options = [plain, *(dataclasses.replace(plain, drafter=d, drafting=s) for d, s in ways)]
@@ -70,49 +74,36 @@ def slices(lm, prompts: list[str], ways: list, sampling, new: int) -> list[Slice
     for one in options:
         sizes = dict(least_width=heldout.SLOTS, least_buffer=heldout.SLOTS)
         work = prepare_measured(lm, prompts, one, **sizes)
-        heldout.run(work)  # compiled
-        _, seconds, ended = heldout.run(work)
+        nodes, ended = work.drafter.num_draft + 1, heldout.run(work)[-1]
         total = int(ended.stats.rounds.max())
-        rounds = min(total, max(1, round(SLICE * total / seconds)))
-        state = work.burst((total - rounds) // 2, work.start())
-        parts = round_timing.part_calls(work, state, rounds=rounds)
+        state = work.burst(max(0, total - rounds) // 2, work.start())
+        room = (work.capacity - int(np.max(state.length))) // nodes
+        rounds_here = min(rounds, total, room)
         middle = int(np.mean([np.asarray(work.start().length), ended.lengths]))
         held = dict(batch=len(prompts), length=middle, capacity=heldout.SLOTS)
-        passes = timing.pass_call(lm, work.drafter.num_draft + 1, lasting=SLICE, **held)
-        calls = {"draft": parts["draft"], "pass": passes, "round": parts["round"]}
-        found.append(Slices(rounds, calls))
+
+        def calls(times, work=work, state=state, nodes=nodes, held=held):
+            parts = round_timing.part_calls(work, state, rounds=times)
+            return parts | {"pass": timing.pass_call(lm, nodes, times=times, **held)}
+
+        many, single = calls(rounds_here), calls(1)
+        found.append({name: Part(many[name], single[name]) for name in ("draft", "pass", "round")})
     return found
 
 
-def in_turn(sliced: list[Slices], spent: list[dict[str, list[float]]], rng):
-    """A function for ``heldout.measure_model`` that runs requests in slices, and adds the seconds
-    of the parts of their rounds to ``spent``.
-
-    A turn has a slice of each run that is not at its end and a call of each part of each way, in
-    an order that ``rng`` draws.
-    """
+def in_turn(parts: list[dict[str, Part]], spent: list[dict[str, list[float]]], rng):
+    """A function for ``heldout.measure_model`` that runs requests, and adds the seconds of the
+    parts of their rounds to ``spent``, all in an order that ``rng`` draws."""
+    turn = [(way, name) for way, one in enumerate(parts) for name in ("run", *one)]
 
     def runs(works, order):
-        seconds, states = np.zeros((len(works), 2)), [None] * len(works)
-
-        def step(which: int, place: int, program) -> None:
-            begin = time.perf_counter()
-            states[which] = jax.block_until_ready(program())
-            seconds[which, place] += time.perf_counter() - begin
-
-        for which in order:
-            step(which, 0, works[which].start)
-        turn = [(way, part) for way, one in enumerate(sliced) for part in ("run", *one.calls)]
-        going = set(order)
-        while going:
-            for way, part in rng.permutation(np.asarray(turn, object)):
-                if part != "run":
-                    spent[way][part].append(sliced[way].calls[part].seconds())
-                elif way in going:
-                    work, state = works[way], states[way]
-                    step(way, 1, lambda w=work, s=state, n=sliced[way].rounds: w.burst(n, s))
-                    going -= set() if np.asarray(states[way].budget).any() else {way}
-        return seconds, [result(state) for state in states]
+        seconds, outs = np.zeros((len(works), 2)), [None] * len(works)
+        for way, name in rng.permutation(np.asarray(turn, object)):
+            if name == "run":
+                *seconds[way], outs[way] = heldout.run(works[way])
+            else:
+                spent[way][name].append(parts[way][name].seconds())
+        return seconds, outs
 
     return runs
 
@@ -221,20 +212,19 @@ def given(inputs: dict) -> dict:
 def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int, batch: int) -> dict:
     """What was measured of chains of ``LENGTHS`` tokens, and what is computed.
 
-    On a shared machine the seconds of one program differ by a fifth from call to call, and what is
-    timed within the same second is alike. So runs and parts are timed in short slices, in turn,
+    On a shared machine the seconds of one program differ by a fifth from call to call, and calls
+    within the same second are alike. So runs and parts are timed in turn, in calls that are short,
     and the means of all are compared.
     """
     ways = [(drafter, Drafting(num=num)) for num in LENGTHS]
     sampling = specjax.Sampling(temperature=temperature)
-    sliced = slices(lm, prompts[:batch], ways, sampling, new)
-    spent = [{part: [] for part in one.calls} for one in sliced]
-    for one in sliced:  # compiled, and not counted
-        for call in one.calls.values():
-            call.seconds()
+    timed = round_parts(lm, prompts[:batch], ways, sampling, new, ROUNDS // (4 if batch > 1 else 1))
+    spent = [{name: [] for name in one} for one in timed]
+    for part in (part for one in timed for part in one.values()):  # compiled, and not counted
+        part.seconds()
     asked = [sampling] * (len(prompts) // batch)
     how = dict(new=new, repetitions=REPETITIONS, average=np.mean)
-    turns = in_turn(sliced, spent, np.random.default_rng(0))
+    turns = in_turn(timed, spent, np.random.default_rng(0))
     runs = heldout.measure_model(lm, ways, prompts, asked, **how, runs=turns)
     plain, *parts = ({part: float(np.mean(x)) for part, x in one.items()} for one in spent)
     found = [

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import xml.etree.ElementTree
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,7 +103,35 @@ def test_delays_are_those_of_reading_and_of_rounds_and_a_batch_waits_for_its_slo
     assert measured.error(chain, "rounds") == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize("name", ["calculator", "calculator-again"])
+def test_a_part_is_timed_without_the_cost_of_a_call():
+    timed = {"many": SimpleNamespace(times=5, seconds=lambda: 2.0 + 3.0 / 5)}
+    part = measured.Part(**timed, one=SimpleNamespace(times=1, seconds=lambda: 2.0 + 3.0))
+    assert part.seconds() == pytest.approx(2.0)
+
+
+def test_runs_and_the_parts_of_their_rounds_are_timed_in_turn(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        measured.heldout, "run", lambda work: (1.0, asked.append(work) or 2.0, work)
+    )
+
+    def part(name):
+        return SimpleNamespace(seconds=lambda: asked.append(name) or 0.5)
+
+    parts = [{"pass": part("a")}, {"pass": part("b")}]
+    spent = [{"pass": []}, {"pass": []}]
+    runs = measured.in_turn(parts, spent, np.random.default_rng(0))
+    orders = set()
+    for _ in range(8):
+        asked.clear()
+        seconds, outs = runs(["plain", "draft"], [0, 1])
+        orders.add(tuple(asked))
+        assert sorted(asked) == ["a", "b", "draft", "plain"] and outs == ["plain", "draft"]
+        assert seconds.tolist() == [[1.0, 2.0]] * 2
+    assert len(orders) > 3 and spent == [{"pass": [0.5] * 8}] * 2
+
+
+@pytest.mark.parametrize("name", ["calculator", "calculator-batches"])
 def test_the_stored_runs_give_the_stored_page(name):
     folder = measured.RESULTS.with_name(name)
     header, *rows = map(json.loads, (folder / runner.KEPT).read_text("utf-8").splitlines())

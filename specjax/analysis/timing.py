@@ -164,6 +164,7 @@ def pass_call(
     length: int = 255,
     capacity: int = 256,
     lasting: float = WORTH_TIMING,
+    times: int | None = None,
     inputs=None,
 ) -> Call:
     """Returns a call that runs the target's ``verify`` over a chain, and the argmax of its logits.
@@ -177,6 +178,7 @@ def pass_call(
       capacity: the number of slots of the cache.
       lasting: the intended duration of a call in seconds. A call runs as many passes as fit, each
         over the most likely tokens after the pass before.
+      times: the number of passes of a call; None: by ``lasting``.
       inputs: the input of the encoder, or None.
 
     Raises:
@@ -194,8 +196,9 @@ def pass_call(
         raise ValueError(f"pass_call: capacity={capacity} exceeds the model's context of {limit}")
     cache = target.init(params, batch, capacity, inputs)
     start = jnp.full((batch,), length, jnp.int32)
-    call = Call(lambda: _passes(target, nodes, 1, params, cache, start))
-    times = _times_to_last(call, lasting)
+    if times is None:
+        call = Call(lambda: _passes(target, nodes, 1, params, cache, start))
+        times = _times_to_last(call, lasting)
     return Call(lambda: _passes(target, nodes, times, params, cache, start), times=times)
 
 
