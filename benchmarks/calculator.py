@@ -32,8 +32,8 @@ from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "calculator"
 DRAFTERS, TEMPERATURES, LENGTHS = ("draft", "eagle3"), (0.0, 1.0), (1, 2, 3, 4, 5)
-REPETITIONS = 12  # of the run of each prompt, and of the parts of its rounds
-ROUNDS = 32  # of which a part is timed in one call; a quarter of them for several requests
+REPETITIONS = 10  # of the run of each prompt, and of the parts of its rounds
+ROUNDS = 16  # of which a part is timed in one call; half of them for several requests
 KINDS = {
     "formula": "α, c",
     "passes": "rates, c, passes",
@@ -47,7 +47,9 @@ class Part:
     """A part of a round, timed in a call of several rounds and in one of a single round.
 
     A call has a cost of its own, here up to 2 ms, which the parts of a round would have several
-    times; the difference of the two calls is without it.
+    times; the difference of the two calls is without it. After another program the first
+    hundredths of a second are slower, while in a run most rounds follow their like; so a call that
+    does not count comes first.
     """
 
     many: timing.Call
@@ -55,6 +57,7 @@ class Part:
 
     def seconds(self) -> float:
         """Seconds in one round, of one call of each kind."""
+        self.many.seconds()
         further = self.many.seconds() * self.many.times - self.one.seconds()
         return further / (self.many.times - 1)
 
@@ -218,7 +221,7 @@ def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int, 
     """
     ways = [(drafter, Drafting(num=num)) for num in LENGTHS]
     sampling = specjax.Sampling(temperature=temperature)
-    timed = round_parts(lm, prompts[:batch], ways, sampling, new, ROUNDS // (4 if batch > 1 else 1))
+    timed = round_parts(lm, prompts[:batch], ways, sampling, new, ROUNDS // (2 if batch > 1 else 1))
     spent = [{name: [] for name in one} for one in timed]
     for part in (part for one in timed for part in one.values()):  # compiled, and not counted
         part.seconds()
@@ -338,8 +341,8 @@ def page(header: dict, lines: list[dict]) -> str:
         "step, *pass*: the verification of γ drafted tokens, *rest*: what every round and what a "
         "round that drafts costs beside its passes, all in passes over one token"
         f"{' of each row' * (batch > 1)}, timed in the rounds of "
-        f"{'one batch' if batch > 1 else 'one text'}, each time after a run. *α* is one rate for "
-        f"all positions.{lasting} All times "
+        f"{'one batch' if batch > 1 else 'one text'}, in turn with the runs, and without what each "
+        f"call costs by itself. *α* is one rate for all positions.{lasting} All times "
         "are means of all runs. In parentheses: how far the computed speed-up is from the measured "
         "one. *The rest of other rounds*: the rest of a round that drafts is read off the line "
         "through the rounds of the other lengths. With *the rest of a round* the round itself was "

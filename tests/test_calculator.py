@@ -104,8 +104,9 @@ def test_delays_are_those_of_reading_and_of_rounds_and_a_batch_waits_for_its_slo
 
 
 def test_a_part_is_timed_without_the_cost_of_a_call():
-    timed = {"many": SimpleNamespace(times=5, seconds=lambda: 2.0 + 3.0 / 5)}
-    part = measured.Part(**timed, one=SimpleNamespace(times=1, seconds=lambda: 2.0 + 3.0))
+    told = iter([9.0, 2.0 + 3.0 / 5])  # the first call is slower, and does not count
+    many = SimpleNamespace(times=5, seconds=lambda: next(told))
+    part = measured.Part(many, SimpleNamespace(times=1, seconds=lambda: 2.0 + 3.0))
     assert part.seconds() == pytest.approx(2.0)
 
 
