@@ -89,6 +89,8 @@ def test_a_pass_is_as_long_as_asked_and_over_as_many_nodes(pair):
     assert call.times == 1 and call().shape == (2, 5)
     longer = timing.pass_call(pair[0], 1, length=40, capacity=64, lasting=10.0)
     assert longer.times == timing.MOST_TIMES
+    asked = timing.pass_call(pair[0], 1, length=40, capacity=64, lasting=10.0, times=3)
+    assert asked.times == 3 and asked().shape == (1, 1)
     seconds = timing.pass_seconds(pair[0], [1, 4], length=40, capacity=64, repetitions=2)
     assert sorted(seconds) == [1, 4] and all(np.all(s > 0) for s in seconds.values())
 
@@ -98,6 +100,7 @@ def test_a_pass_is_as_long_as_asked_and_over_as_many_nodes(pair):
     [
         (dict(nodes=0), "nodes=0"),
         (dict(length=65), "length=65"),
+        (dict(times=0), "times=0"),
         (dict(capacity=10_000), "context of 600"),
     ],
 )

@@ -182,8 +182,8 @@ def pass_call(
       inputs: the input of the encoder, or None.
 
     Raises:
-      ValueError: there is no node or no row, ``length`` exceeds the capacity, or the capacity
-        exceeds the context.
+      ValueError: there is no node, no row or no pass, ``length`` exceeds the capacity, or the
+        capacity exceeds the context.
     """
     target, params = lm if isinstance(lm, tuple) else (lm.target, lm.params)
     if nodes < 1 or batch < 1 or not 0 <= length <= capacity:
@@ -191,6 +191,8 @@ def pass_call(
             f"pass_call: nodes={nodes}, batch={batch}, length={length}, capacity={capacity}: need "
             "at least one node and one row, and a length within the capacity"
         )
+    if times is not None and times < 1:
+        raise ValueError(f"pass_call: times={times}: give at least 1, or None")
     limit = target.max_positions
     if limit is not None and capacity > limit:
         raise ValueError(f"pass_call: capacity={capacity} exceeds the model's context of {limit}")
