@@ -81,7 +81,7 @@ def round_parts(
         total = int(ended.stats.rounds.max())
         state = work.burst(max(0, total - rounds) // 2, work.start())
         room = (work.capacity - int(np.max(state.length))) // nodes
-        rounds_here = min(rounds, total, room)
+        rounds_here = max(2, min(rounds, total, room))
         middle = int(np.mean([np.asarray(work.start().length), ended.lengths]))
         held = dict(batch=len(prompts), length=middle, capacity=heldout.SLOTS)
 
