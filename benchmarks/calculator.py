@@ -34,6 +34,7 @@ RESULTS = Path(__file__).parent / "results" / "calculator"
 DRAFTERS, TEMPERATURES, LENGTHS = ("draft", "eagle3"), (0.0, 1.0), (1, 2, 3, 4, 5)
 REPETITIONS = 10  # of the run of each prompt, and of the parts of its rounds
 ROUNDS = 16  # of which a part is timed in one call; half of them for several requests
+FIRST = 4  # rounds after the prompt was read, which are timed for themselves
 KINDS = {
     "formula": "α, c",
     "passes": "rates, c, passes",
@@ -56,7 +57,7 @@ class Part:
     one: timing.Call
 
     def seconds(self) -> float:
-        """Seconds in one round, of one call of each kind."""
+        """Seconds in one round."""
         self.many.seconds()
         further = self.many.seconds() * self.many.times - self.one.seconds()
         return further / (self.many.times - 1)
@@ -64,19 +65,20 @@ class Part:
 
 def round_parts(
     lm, prompts: list[str], ways: list, sampling, new: int, rounds: int
-) -> list[dict[str, Part]]:
+) -> list[dict[str, Part | timing.Call]]:
     """The parts of up to ``rounds`` rounds in the middle of the texts of ``prompts``, a batch.
 
     Returns:
       parts by name for plain rounds and then for each way: ``draft``, ``pass`` (the target's pass
-      over the round's nodes) and ``round`` (the whole round).
+      over the round's nodes), ``round`` (the whole round), and ``first`` (one of the first
+      ``FIRST`` rounds of a run, which have what its call costs).
     """
     plain = Options(drafter=None, sampling=sampling, max_new_tokens=new)
     options = [plain, *(dataclasses.replace(plain, drafter=d, drafting=s) for d, s in ways)]
     found = []
-    for one in options:
+    for option in options:
         sizes = dict(least_width=heldout.SLOTS, least_buffer=heldout.SLOTS)
-        work = prepare_measured(lm, prompts, one, **sizes)
+        work = prepare_measured(lm, prompts, option, **sizes)
         nodes, ended = work.drafter.num_draft + 1, heldout.run(work)[-1]
         total = int(ended.stats.rounds.max())
         state = work.burst(max(0, total - rounds) // 2, work.start())
@@ -90,11 +92,16 @@ def round_parts(
             return parts | {"pass": timing.pass_call(lm, nodes, times=times, **held)}
 
         many, single = calls(rounds_here), calls(1)
-        found.append({name: Part(many[name], single[name]) for name in ("draft", "pass", "round")})
+        one = {name: Part(many[name], single[name]) for name in ("draft", "pass", "round")}
+
+        def begun(state, work=work):
+            return work.burst(FIRST, state).length
+
+        found.append(one | {"first": timing.Call(begun, work.start, times=FIRST)})
     return found
 
 
-def in_turn(parts: list[dict[str, Part]], spent: list[dict[str, list[float]]], rng):
+def in_turn(parts: list[dict], spent: list[dict[str, list[float]]], rng):
     """A function for ``heldout.measure_model`` that runs requests, and adds the seconds of the
     parts of their rounds to ``spent``, all in an order that ``rng`` draws."""
     turn = [(way, name) for way, one in enumerate(parts) for name in ("run", *one)]
@@ -109,6 +116,12 @@ def in_turn(parts: list[dict[str, Part]], spent: list[dict[str, list[float]]], r
         return seconds, outs
 
     return runs
+
+
+def with_first(parts: dict[str, float], rounds: float) -> dict[str, float]:
+    """The seconds of parts, with a ``round`` as in a run of so many, whose first ones cost more."""
+    further = min(FIRST, rounds) * (parts["first"] - parts["round"])
+    return parts | {"round": parts["round"] + further / rounds}
 
 
 def costs(plain: dict[str, float], parts: dict[str, float]) -> dict[str, float]:
@@ -229,11 +242,13 @@ def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int, 
     how = dict(new=new, repetitions=REPETITIONS, average=np.mean)
     turns = in_turn(timed, spent, np.random.default_rng(0))
     runs = heldout.measure_model(lm, ways, prompts, asked, **how, runs=turns)
-    plain, *parts = ({part: float(np.mean(x)) for part, x in one.items()} for one in spent)
-    found = [
-        {"run": run, "parts": one, **computed(run["acceptance_by_position"], costs(plain, one))}
-        for run, one in zip(runs, parts, strict=True)
-    ]
+    means = [{part: float(np.mean(x)) for part, x in one.items()} for one in spent]
+    later = new - 1  # reading a prompt emits the first token
+    plain, found = with_first(means[0], later), []
+    for run, one in zip(runs, means[1:], strict=True):
+        parts = with_first(one, later / run["tau"] * run["slowest"])
+        shares = run["acceptance_by_position"]
+        found.append({"run": run, "parts": parts, **computed(shares, costs(plain, parts))})
     return {"plain": plain, "seconds": spent, "chains": found}
 
 
@@ -341,8 +356,10 @@ def page(header: dict, lines: list[dict]) -> str:
         "step, *pass*: the verification of γ drafted tokens, *rest*: what every round and what a "
         "round that drafts costs beside its passes, all in passes over one token"
         f"{' of each row' * (batch > 1)}, timed in the rounds of "
-        f"{'one batch' if batch > 1 else 'one text'}, in turn with the runs, and without what each "
-        f"call costs by itself. *α* is one rate for all positions.{lasting} All times "
+        f"{'one batch' if batch > 1 else 'one text'}, in turn with the runs. The parts are timed "
+        f"without what a call costs by itself; a run is one call, so that its first {FIRST} rounds "
+        "cost more, which is timed too and is in the rest, spread over the rounds of the run. "
+        f"*α* is one rate for all positions.{lasting} All times "
         "are means of all runs. In parentheses: how far the computed speed-up is from the measured "
         "one. *The rest of other rounds*: the rest of a round that drafts is read off the line "
         "through the rounds of the other lengths. With *the rest of a round* the round itself was "

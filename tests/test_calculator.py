@@ -110,6 +110,14 @@ def test_a_part_is_timed_without_the_cost_of_a_call():
     assert part.seconds() == pytest.approx(2.0)
 
 
+def test_the_first_rounds_of_a_run_which_cost_more_are_spread_over_it():
+    parts = {"draft": 1.0, "round": 2.0, "first": 3.0}
+    rounds = 10
+    whole = measured.FIRST * 3.0 + (rounds - measured.FIRST) * 2.0
+    assert measured.with_first(parts, rounds) == parts | {"round": pytest.approx(whole / rounds)}
+    assert measured.with_first(parts, 2)["round"] == pytest.approx(3.0)
+
+
 def test_runs_and_the_parts_of_their_rounds_are_timed_in_turn(monkeypatch):
     asked = []
     monkeypatch.setattr(
