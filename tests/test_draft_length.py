@@ -205,9 +205,19 @@ def test_a_batch_drafts_only_if_that_makes_up_for_its_slowest_row():
         assert (drafted > 50) == drafts, (rows, lag, drafted)
 
 
-@pytest.mark.parametrize("policy", [Goodput(), Goodput(min_gain=0.5), Schedule()], ids=str)
+class Demanding(Goodput):
+    """One whose every row asks for a gain."""
+
+    def hurdle(self, live):
+        return 1.1 * super().hurdle(live)
+
+
+POLICIES = [Goodput(), Goodput(min_gain=0.5), Schedule(), Demanding()]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_something_may_pay_exactly_where_a_drafter_that_is_always_right_is_asked(policy):
-    """Where one row is left, any gain over plain rounds is enough; a batch must gain more."""
+    """Where one row is left, any gain is enough for the usual policies; a batch must gain more."""
     widths, random, found = (0, 1, 3, 7), np.random.default_rng(0), []
     for rows in (1, 8):
         sure, every = jnp.full((rows, 7), 1e9), jnp.full((rows,), 60)

@@ -153,7 +153,7 @@ class Goodput(DraftLengthPolicy):
         return 1 + self.min_gain * (1 - 1 / jnp.maximum(jnp.sum(live), 1))
 
     def may_pay(self, widths, costs):
-        last = 1.0  # the hurdle of the last live row
+        last = float(self.hurdle(jnp.ones(1, bool)))  # of a single live row, which is the least
         return bool(np.any(wins_if_all_are_accepted(np.asarray(widths), costs, last)))
 
     def expected(self, memory, widths, costs, budget) -> tuple[jax.Array, jax.Array]:
