@@ -1,15 +1,16 @@
 """The calculator beside measured runs: ``python -m benchmarks.calculator``.
 
 The embedded target decodes held-out prompts with its draft model and with its EAGLE-3 head, with
-chains of one to five tokens, in turn with plain decoding. The parts of a round are timed on the
-same machine, and the calculator is given what was measured: first what the field's formula takes,
-one acceptance rate and the cost of a draft step; then the rates of each position and the costs of
-the target's passes; then the rest of a round, once as the line through the rounds of the other
-lengths says, and once of the very rounds, which are then known whole. The page states the errors,
-also those of the time to the first token (TTFT) and of the time per token (TPOT). Needs an idle
-machine. Requests that are decoded together::
+chains of one to five tokens, in turn with plain decoding. Drafts and passes of the target are timed
+on the same machine, and the calculator is given what was measured: first what the field's formula
+takes, one acceptance rate and the cost of a draft step; then the rates of each position and the
+costs of the target's passes; then the rest of a round, as the line through the runs of the other
+lengths says. So a speed-up is computed from plain decoding, from other runs, and from the
+acceptance of the run that it is compared with. The page states the errors, also those of the time
+to the first token (TTFT) and of the time per token (TPOT). Needs an idle machine. Requests that are
+decoded together::
 
-    python -m benchmarks.calculator --batch 8 --prompts 32 --out FOLDER
+    python -m benchmarks.calculator --batch 8 --prompts 24 --out FOLDER
 """
 
 from __future__ import annotations
@@ -34,12 +35,10 @@ RESULTS = Path(__file__).parent / "results" / "calculator"
 DRAFTERS, TEMPERATURES, LENGTHS = ("draft", "eagle3"), (0.0, 1.0), (1, 2, 3, 4, 5)
 REPETITIONS = 10  # of the run of each prompt, and of the parts of its rounds
 ROUNDS = 16  # of which a part is timed in one call; half of them for several requests
-FIRST = 4  # rounds after the prompt was read, which are timed for themselves
 KINDS = {
     "formula": "α, c",
     "passes": "rates, c, passes",
     "others": "and the rest of other rounds",
-    "rounds": "and the rest of a round",
 }
 
 
@@ -65,13 +64,12 @@ class Part:
 
 def round_parts(
     lm, prompts: list[str], ways: list, sampling, new: int, rounds: int
-) -> list[dict[str, Part | timing.Call]]:
+) -> list[dict[str, Part]]:
     """The parts of up to ``rounds`` rounds in the middle of the texts of ``prompts``, a batch.
 
     Returns:
-      parts by name for plain rounds and then for each way: ``draft``, ``pass`` (the target's pass
-      over the round's nodes), ``round`` (the whole round), and ``first`` (one of the first
-      ``FIRST`` rounds of a run, which have what its call costs).
+      parts by name: of plain rounds ``pass`` (the target's pass) and ``round`` (the whole round),
+      and then for each way ``draft`` and ``pass`` (the pass over the round's nodes).
     """
     plain = Options(drafter=None, sampling=sampling, max_new_tokens=new)
     options = [plain, *(dataclasses.replace(plain, drafter=d, drafting=s) for d, s in ways)]
@@ -92,16 +90,12 @@ def round_parts(
             return parts | {"pass": timing.pass_call(lm, nodes, times=times, **held)}
 
         many, single = calls(rounds_here), calls(1)
-        one = {name: Part(many[name], single[name]) for name in ("draft", "pass", "round")}
-
-        def begun(state, work=work):
-            return work.burst(FIRST, state).length
-
-        found.append(one | {"first": timing.Call(begun, work.start, times=FIRST)})
+        names = ("draft", "pass") if found else ("pass", "round")
+        found.append({name: Part(many[name], single[name]) for name in names})
     return found
 
 
-def in_turn(parts: list[dict], spent: list[dict[str, list[float]]], rng):
+def in_turn(parts: list[dict[str, Part]], spent: list[dict[str, list[float]]], rng):
     """A function for ``heldout.measure_model`` that runs requests, and adds the seconds of the
     parts of their rounds to ``spent``, all in an order that ``rng`` draws."""
     turn = [(way, name) for way, one in enumerate(parts) for name in ("run", *one)]
@@ -118,31 +112,6 @@ def in_turn(parts: list[dict], spent: list[dict[str, list[float]]], rng):
     return runs
 
 
-def with_first(parts: dict[str, float], rounds: float) -> dict[str, float]:
-    """The seconds of parts, with a ``round`` as in a run of so many, whose first ones cost more."""
-    further = min(FIRST, rounds) * (parts["first"] - parts["round"])
-    return parts | {"round": parts["round"] + further / rounds}
-
-
-def costs(plain: dict[str, float], parts: dict[str, float]) -> dict[str, float]:
-    """What the parts of a round that drafts cost, in passes over one token: ``draft``, ``pass``,
-    the rest of a plain round (``overhead``) and what a draft adds to it (``draft_overhead``).
-
-    Args:
-      plain, parts: the seconds of the parts of a plain round and of one that drafts.
-    """
-    one = min(plain["pass"], plain["round"])
-    overhead = plain["round"] - one
-    rest = parts["round"] - parts["draft"] - parts["pass"] - overhead
-    found = {
-        "draft": parts["draft"],
-        "pass": parts["pass"],
-        "overhead": overhead,
-        "draft_overhead": max(rest, 0.0),
-    }
-    return {name: cost / one for name, cost in found.items()}
-
-
 def conditional(shares: list[float]) -> list[float]:
     """The rate of each position, given that all before it were accepted, of the shares of rounds in
     which positions were accepted."""
@@ -150,59 +119,72 @@ def conditional(shares: list[float]) -> list[float]:
     return [now / past if past else 0.0 for now, past in zip(shares, before, strict=True)]
 
 
-def computed(shares: list[float], parts: dict[str, float]) -> dict:
-    """What the calculator says of a chain, from ever more measurements; see ``KINDS``.
+def computed(figures: dict, batch: int) -> list[dict]:
+    """What the calculator says of each chain of one drafter, from ever more measurements.
 
     Args:
-      shares: of rounds in which each position was accepted.
-      parts: what the parts of a round cost, see ``costs``.
+      figures: what ``measure`` returns, of chains of ``LENGTHS`` tokens.
+      batch: the requests that were decoded together.
+
+    Returns:
+      for each chain ``run``, as measured; ``seconds`` of a pass over one token of each row, in
+      runs; what was measured in such passes (``inputs``, as ``calculate`` takes them, with the
+      ``rate`` of all positions) and what the run's rounds cost beside these parts (``rest``); and
+      a speed-up for each of ``KINDS``.
     """
-    num = len(shares)
-    rate = sum(shares) / (1 + sum(shares[:-1]))  # accepted tokens over those that could have been
-    known = {
-        "acceptance": conditional(shares),
-        "draft_cost": parts["draft"] / num,
-        "passes": {1: 1.0, num + 1: parts["pass"]},
-    }
-    rest = {name: parts[name] for name in ("overhead", "draft_overhead")}
-    found = {
-        "formula": calculate(rate, num_draft=num, draft_cost=known["draft_cost"]),
-        "passes": calculate(**known),
-        "rounds": calculate(**known, **rest),
-    }
-    inputs = {"rate": rate, **known, **rest}
-    return {"inputs": inputs, **{kind: one.asked.speedup for kind, one in found.items()}}
+    plain, *parts = ({part: np.mean(x) for part, x in one.items()} for one in figures["seconds"])
+    overhead = max(plain["round"] / plain["pass"] - 1, 0.0)
+    found = []
+    for num, one, chain in zip(LENGTHS, parts, figures["chains"], strict=True):
+        run = chain["run"]
+        shares, together = run["acceptance_by_position"], batch / run["slowest"]  # rows of a round
+        seconds = batch * run["seconds_per_plain_step"] / (1 + overhead)
+        draft, verify = one["draft"] / plain["pass"], one["pass"] / plain["pass"]
+        rest = together * run["seconds_per_round"] / seconds - draft - verify - overhead
+        known = {
+            "acceptance": conditional(shares),
+            "draft_cost": draft / num,
+            "passes": {1: 1.0, num + 1: verify},
+        }
+        rate = sum(shares) / (1 + sum(shares[:-1]))  # accepted, of those that could have been
+        inputs = {"rate": rate, **known, "overhead": overhead}
+        kinds = {
+            "formula": calculate(rate, num_draft=num, draft_cost=known["draft_cost"]),
+            "passes": calculate(**known),
+        }
+        said = {kind: one.asked.speedup for kind, one in kinds.items()}
+        found.append({"run": run, "seconds": seconds, "inputs": inputs, "rest": rest, **said})
+    return beside_others(found)
 
 
 def beside_others(chains: list[dict]) -> list[dict]:
-    """The chains of one drafter, each with what the calculator says (``others``) if its own rounds
-    were not timed: a draft's overhead (``rest``) is that of the line, by least squares, through the
-    overheads of the other lengths."""
-    lengths = [len(one["run"]["acceptance_by_position"]) for one in chains]
-    rests = [one["inputs"]["draft_overhead"] for one in chains]
+    """The chains of one drafter, with a ``draft_overhead`` among their inputs: that of the line, by
+    least squares, through the rests of the other lengths, or 0 where the line is below; and with
+    what the calculator says then (``others``)."""
+    lengths = [len(one["inputs"]["acceptance"]) for one in chains]
+    rests = [one["rest"] for one in chains]
     found = []
     for i, one in enumerate(chains):
         others = [k for k in range(len(chains)) if k != i]
         line = np.polyfit([lengths[k] for k in others], [rests[k] for k in others], 1)
         rest = max(0.0, float(np.polyval(line, lengths[i])))
-        said = calculate(**given(one["inputs"]) | {"draft_overhead": rest})
-        found.append({**one, "rest": rest, "others": said.asked.speedup})
+        inputs = one["inputs"] | {"draft_overhead": rest}
+        said = calculate(**given(inputs)).asked.speedup
+        found.append({**one, "inputs": inputs, "others": said})
     return found
 
 
-def latencies(chain: dict, plain: dict[str, float], requests: int, new: int, batch: int) -> dict:
+def latencies(chain: dict, requests: int, new: int, batch: int) -> dict:
     """Seconds to the first token (``ttft``) and per later token of a row (``tpot``) of a chain,
     each measured and computed.
 
-    The calculator is given for TPOT the seconds of a pass over one token of each row and the
-    overhead of a draft as rounds of other lengths have it, and for TTFT the seconds in which the
-    target alone reads the prompts.
+    The calculator is given for TPOT the seconds of a pass over one token of each row, in runs, and
+    for TTFT the seconds in which the target alone reads the prompts.
 
     Args:
-      chain: what ``beside_others`` returns of a chain, of ``requests`` requests of ``new`` tokens.
-      plain: the seconds of the parts of a plain round.
+      chain: what ``computed`` returns of a chain, of ``requests`` requests of ``new`` tokens.
     """
-    run, inputs = chain["run"], chain["inputs"]
+    run = chain["run"]
     tokens, later = requests * new, requests * (new - 1)  # reading a prompt emits the first one
 
     def reading(which: str) -> float:
@@ -210,23 +192,23 @@ def latencies(chain: dict, plain: dict[str, float], requests: int, new: int, bat
         whole, rounds = (count / rate for count, rate in zip((tokens, later), rates, strict=True))
         return (whole - rounds) * batch / requests
 
-    known = given(inputs) | {"draft_overhead": chain["rest"], "batch": batch}
-    rounds = calculate(**known, pass_seconds=min(plain["pass"], plain["round"])).asked
+    known = given(chain["inputs"]) | {"batch": batch}
+    rounds = calculate(**known, pass_seconds=chain["seconds"]).asked
     read = calculate(**known, prompt=1, pass_seconds=reading("plain_")).asked
     return {
         "ttft": (reading(""), read.ttft),
-        "tpot": (batch / run["tokens_per_second_rounds"], rounds.tpot * run.get("slowest", 1.0)),
+        "tpot": (batch / run["tokens_per_second_rounds"], rounds.tpot * run["slowest"]),
     }
 
 
 def given(inputs: dict) -> dict:
-    """The arguments of ``calculate``, of inputs that were stored."""
-    passes = {int(nodes): cost for nodes, cost in inputs["passes"].items()}
-    return {name: value for name, value in inputs.items() if name != "rate"} | {"passes": passes}
+    """The arguments of ``calculate``, of inputs as ``computed`` has them."""
+    return {name: value for name, value in inputs.items() if name != "rate"}
 
 
 def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int, batch: int) -> dict:
-    """What was measured of chains of ``LENGTHS`` tokens, and what is computed.
+    """What was measured of chains of ``LENGTHS`` tokens: the ``seconds`` of the parts of rounds, of
+    plain ones and of those of each chain, in each turn, and the figures of the runs (``chains``).
 
     On a shared machine the seconds of one program differ by a fifth from call to call, and calls
     within the same second are alike. So runs and parts are timed in turn, in calls that are short,
@@ -242,14 +224,7 @@ def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int, 
     how = dict(new=new, repetitions=REPETITIONS, average=np.mean)
     turns = in_turn(timed, spent, np.random.default_rng(0))
     runs = heldout.measure_model(lm, ways, prompts, asked, **how, runs=turns)
-    means = [{part: float(np.mean(x)) for part, x in one.items()} for one in spent]
-    later = new - 1  # reading a prompt emits the first token
-    plain, found = with_first(means[0], later), []
-    for run, one in zip(runs, means[1:], strict=True):
-        parts = with_first(one, later / run["tau"] * run["slowest"])
-        shares = run["acceptance_by_position"]
-        found.append({"run": run, "parts": parts, **computed(shares, costs(plain, parts))})
-    return {"plain": plain, "seconds": spent, "chains": found}
+    return {"seconds": spent, "chains": [{"run": run} for run in runs]}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -273,7 +248,7 @@ def main(arguments: list[str] | None = None) -> int:
     for row in (row for row in rows if row not in kept.finished):
         figures = measure(lm, **row, prompts=prompts, new=args.new, batch=args.batch)
         kept.add({"row": row, "figures": figures})
-        for num, one in zip(LENGTHS, beside_others(figures["chains"]), strict=True):
+        for num, one in zip(LENGTHS, computed(figures, args.batch), strict=True):
             errors = ", ".join(f"{kind} {error(one, kind):+.1%}" for kind in KINDS)
             print(row, num, f"{one['run']['ratio_rounds']['median']:.2f}", errors, flush=True)
     (args.out / "README.md").write_text(page(kept.header, kept.outcomes(rows)), encoding="utf-8")
@@ -282,7 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def speedup(figures: dict, kind: str) -> float:
     """The computed speed-up of the rounds, of a batch that lasts as long as its slowest row."""
-    return figures[kind] / figures["run"].get("slowest", 1.0)
+    return figures[kind] / figures["run"]["slowest"]
 
 
 def error(figures: dict, kind: str) -> float:
@@ -296,11 +271,10 @@ def page(header: dict, lines: list[dict]) -> str:
     batch = header.get("batch", 1)
     found, times = [], []
     for line in lines:
-        chains = beside_others(line["figures"]["chains"])
-        for num, one in zip(LENGTHS, chains, strict=True):
+        for num, one in zip(LENGTHS, computed(line["figures"], batch), strict=True):
             found.append((line["row"] | {"num": num}, one))
             sizes = header["prompts"], header["new"], batch
-            times.append((found[-1][0], latencies(one, line["figures"]["plain"], *sizes)))
+            times.append((found[-1][0], latencies(one, *sizes)))
 
     def signed(kind):
         return lambda row, one: f"{speedup(one, kind):.2f} ({100 * error(one, kind):+.1f} %)"
@@ -319,9 +293,7 @@ def page(header: dict, lines: list[dict]) -> str:
         "rates": lambda row, one: ", ".join(f"{rate:.2f}" for rate in one["inputs"]["acceptance"]),
         "c": lambda row, one: f"{one['inputs']['draft_cost']:.2f}",
         "pass": lambda row, one: f"{list(one['inputs']['passes'].values())[-1]:.2f}",
-        "rest": lambda row, one: (
-            f"{one['inputs']['overhead']:.2f} + {one['inputs']['draft_overhead']:.2f}"
-        ),
+        "rest": lambda row, one: f"{one['inputs']['overhead']:.2f} + {one['rest']:.2f}",
         **slowest,
         "measured": lambda row, one: cells.ratio(one["run"]["ratio_rounds"]),
         **{said: signed(kind) for kind, said in KINDS.items()},
@@ -345,7 +317,8 @@ def page(header: dict, lines: list[dict]) -> str:
         words = f" --batch {batch} --prompts {header['prompts']}"
     lasting = (
         " *Slowest*: the rounds of the slowest row of a batch, in those of the mean row; the "
-        "calculator knows nothing of it, and its speed-up is divided by it here."
+        "calculator knows nothing of it, and its speed-up is divided by it here, and its TPOT "
+        "multiplied."
     ) * (batch > 1)
     return (
         f"# The calculator beside measured runs\n\n`python -m benchmarks.calculator{words}`\n\n"
@@ -353,23 +326,21 @@ def page(header: dict, lines: list[dict]) -> str:
         f"held-out prompts, {together}, measured in turn (intervals of 95 % over the "
         f"{over}) and computed by [the calculator](../../../docs/howto/calculator.md). *Rates*: "
         "the acceptance of each position, given that all before it were accepted. *c*: a draft "
-        "step, *pass*: the verification of γ drafted tokens, *rest*: what every round and what a "
-        "round that drafts costs beside its passes, all in passes over one token"
-        f"{' of each row' * (batch > 1)}, timed in the rounds of "
-        f"{'one batch' if batch > 1 else 'one text'}, in turn with the runs. The parts are timed "
-        f"without what a call costs by itself; a run is one call, so that its first {FIRST} rounds "
-        "cost more, which is timed too and is in the rest, spread over the rounds of the run. "
-        f"*α* is one rate for all positions.{lasting} All times "
+        "step, *pass*: the verification of γ drafted tokens, both timed in the rounds of "
+        f"{'one batch' if batch > 1 else 'one text'}, in turn with the runs, without what a call "
+        "costs by itself; *rest*: what every round, and what a round that drafts, costs beside "
+        "these, by the time of the runs; all in passes over one token"
+        f"{' of each row' * (batch > 1)}. *α* is one rate for all positions.{lasting} All times "
         "are means of all runs. In parentheses: how far the computed speed-up is from the measured "
-        "one. *The rest of other rounds*: the rest of a round that drafts is read off the line "
-        "through the rounds of the other lengths. With *the rest of a round* the round itself was "
-        "timed, so that the speed-up is τ over its time, and the error is that of timing alone.\n\n"
+        "one. "
+        "*The rest of other rounds*: the rest of a round that drafts is read off the line through "
+        "those of the other lengths, so that of the run itself only the acceptance is known.\n\n"
         f"Errors:\n\n{summary}\n\n"
         f"{cells.table(columns, found)}\n\n"
         "The time to the first token (TTFT) is that in which target and drafter read the prompts; "
         "the calculator is given that in which the target alone reads them. The time per token of "
-        "a row (TPOT) is computed from the rest of other rounds and from the milliseconds of the "
-        f"target's passes.\n\n{cells.table(delays, times)}\n"
+        "a row (TPOT) is computed from the rest of other rounds and from the milliseconds of a "
+        f"pass over one token in the plain runs.\n\n{cells.table(delays, times)}\n"
     )
 
 

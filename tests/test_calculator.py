@@ -60,47 +60,59 @@ def test_the_planner_predicts_the_same_of_such_a_text():
     assert len(found.chains) == 5  # no pass is wider than the widest with a known cost
 
 
-def test_what_is_given_all_parts_of_measured_rounds_says_how_fast_they_are():
-    plain = {"draft": 0.1, "pass": 2.0, "round": 2.2}
-    fast = {"draft": 0.6, "pass": 2.5, "round": 3.5}
-    shares = [0.8, 0.5, 0.3]
-    tau = 1 + sum(shares)
-    said = measured.computed(shares, measured.costs(plain, fast))
-    assert said["rounds"] == pytest.approx(tau / (3.5 / 2.2))
-    assert said["passes"] == pytest.approx(tau / ((0.6 + 2.5) / 2.0))
-    assert said["formula"] == pytest.approx(
-        calculate(1.6 / 2.3, num_draft=3, draft_cost=0.1).asked.speedup
-    )
+def of_runs(monkeypatch, batch=1, slowest=1.0):
+    """What the calculator says of chains of 1, 2, and 4 tokens, whose parts were timed twice as
+    slow as in the runs."""
+    monkeypatch.setattr(measured, "LENGTHS", (1, 2, 4))
+    rests, verify, draft = (0.2, 9.0, 0.5), (1.5, 1.6, 2.0), 0.25
+    seconds = [{"pass": [3.0, 5.0], "round": [5.0]}]  # on average 4 and 5: an overhead of 0.25
+    chains = []
+    for num, rest, cost in zip(measured.LENGTHS, rests, verify, strict=True):
+        seconds.append({"draft": [4 * draft * num], "pass": [4 * cost]})
+        shares = [0.5**k for k in range(1, num + 1)]
+        last = 2.0 * (num * draft + cost + 0.25 + rest)  # seconds of a round of the batch
+        run = {"acceptance_by_position": shares, "slowest": slowest}
+        run |= {"seconds_per_round": last * slowest / batch, "seconds_per_plain_step": 2.5 / batch}
+        chains.append({"run": run | {"ratio_rounds": {"median": 2.0}}})
+    return measured.computed({"seconds": seconds, "chains": chains}, batch)
 
 
-def test_a_round_that_was_not_timed_has_the_overhead_of_the_line_through_the_others():
-    def chain(num, overhead):
-        known = dict(acceptance=[0.5] * num, draft_cost=0.1, passes={"1": 1.0, str(num + 1): 1.2})
-        known |= dict(overhead=0.25, draft_overhead=overhead)
-        run = {"acceptance_by_position": [0.5**k for k in range(1, num + 1)]}
-        return {"run": run, "inputs": {"rate": 0.5, **known}}
-
-    found = measured.beside_others([chain(1, 0.2), chain(2, 9.0), chain(4, 0.5)])
+@pytest.mark.parametrize("batch, slowest", [(1, 1.0), (8, 1.25)])
+def test_a_round_costs_its_parts_and_the_rest_that_the_line_through_other_runs_has(
+    batch, slowest, monkeypatch
+):
+    found = of_runs(monkeypatch, batch, slowest)
+    assert [one["rest"] for one in found] == pytest.approx([0.2, 9.0, 0.5])
+    assert [one["seconds"] for one in found] == pytest.approx([2.0] * 3)
     tokens, plain = 1 + 0.5 + 0.25, 1.25
-    assert found[1]["others"] == pytest.approx(tokens * plain / (1.2 + 2 * 0.1 + 0.25 + 0.3))
-    assert found[1]["inputs"]["draft_overhead"] == 9.0
-    # a line that falls below zero stands for nothing
+    two = found[1]
+    assert two["others"] == pytest.approx(tokens * plain / (1.6 + 2 * 0.25 + 0.25 + 0.3))
+    assert two["passes"] == pytest.approx(tokens / (1.6 + 2 * 0.25))
+    formula = calculate(0.75 / 1.5, num_draft=2, draft_cost=0.25).asked.speedup
+    assert two["formula"] == pytest.approx(formula)
+    # the line through 9 and 0.5 stands far above the first, and that through 0.2 and 9 is falling
+    assert found[0]["inputs"]["draft_overhead"] == pytest.approx(9 + 8.5 / 2)
+    assert measured.error(two, "others") == pytest.approx(two["others"] / slowest / 2.0 - 1)
+
+
+def test_a_line_that_falls_below_zero_stands_for_no_rest():
+    def chain(num, rest):
+        known = dict(acceptance=[0.5] * num, draft_cost=0.1, passes={1: 1.0, num + 1: 1.2})
+        return {"run": {}, "inputs": {"rate": 0.5, **known, "overhead": 0.25}, "rest": rest}
+
     last = measured.beside_others([chain(1, 5.0), chain(2, 1.0), chain(4, 0.3)])[2]
-    assert last["others"] == pytest.approx(1.9375 * plain / (1.2 + 4 * 0.1 + 0.25))
+    assert last["others"] == pytest.approx(1.9375 * 1.25 / (1.2 + 4 * 0.1 + 0.25))
 
 
 def test_delays_are_those_of_reading_and_of_rounds_and_a_batch_waits_for_its_slowest_row():
-    rate = dict(acceptance=[0.5], draft_cost=0.25, passes={"1": 1.0, "2": 1.5}, overhead=0.5)
-    inputs = {"rate": 0.5, **rate, "draft_overhead": 0.25}
+    rate = dict(acceptance=[0.5], draft_cost=0.25, passes={1: 1.0, 2: 1.5}, overhead=0.5)
+    inputs = {"rate": 0.5, **rate, "draft_overhead": 0.5}
     # 4 requests of 3 tokens, 2 together: plain reads for 4 s a batch and has 1 s for a token
     plain = dict(plain_tokens_per_second_rounds=1.0, plain_tokens_per_second_whole=12 / 16)
-    run = plain | dict(tokens_per_second_rounds=2.0, tokens_per_second_whole=12 / 16)
-    run |= dict(slowest=1.5, acceptance_by_position=[0.5], ratio_rounds={"median": 2.0})
-    chain = {"run": run, "inputs": inputs, "rest": 0.5, "rounds": 3.0}
-    found = measured.latencies(chain, {"pass": 3.0, "round": 2.0}, 4, 3, 2)
+    run = plain | dict(tokens_per_second_rounds=2.0, tokens_per_second_whole=12 / 16, slowest=1.5)
+    found = measured.latencies({"run": run, "inputs": inputs, "seconds": 2.0}, 4, 3, 2)
     assert found["ttft"] == pytest.approx((6.0, 1.25 * 4.0))
     assert found["tpot"] == pytest.approx((1.0, 1.5 * 2.0 * (1.5 + 0.25 + 0.5 + 0.5) / 1.5))
-    assert measured.error(chain, "rounds") == pytest.approx(0.0)
 
 
 def test_a_part_is_timed_without_the_cost_of_a_call():
@@ -108,14 +120,6 @@ def test_a_part_is_timed_without_the_cost_of_a_call():
     many = SimpleNamespace(times=5, seconds=lambda: next(told))
     part = measured.Part(many, SimpleNamespace(times=1, seconds=lambda: 2.0 + 3.0))
     assert part.seconds() == pytest.approx(2.0)
-
-
-def test_the_first_rounds_of_a_run_which_cost_more_are_spread_over_it():
-    parts = {"draft": 1.0, "round": 2.0, "first": 3.0}
-    rounds = 10
-    whole = measured.FIRST * 3.0 + (rounds - measured.FIRST) * 2.0
-    assert measured.with_first(parts, rounds) == parts | {"round": pytest.approx(whole / rounds)}
-    assert measured.with_first(parts, 2)["round"] == pytest.approx(3.0)
 
 
 def test_runs_and_the_parts_of_their_rounds_are_timed_in_turn(monkeypatch):
@@ -140,8 +144,9 @@ def test_runs_and_the_parts_of_their_rounds_are_timed_in_turn(monkeypatch):
     assert len(orders) > 3 and spent == [{"pass": [0.5] * 8}] * 2
 
 
-def test_the_stored_runs_give_the_stored_page():
-    folder = measured.RESULTS
+@pytest.mark.parametrize("name", ["calculator", "calculator-batches"])
+def test_the_stored_runs_give_the_stored_page(name):
+    folder = measured.RESULTS.with_name(name)
     header, *rows = map(json.loads, (folder / runner.KEPT).read_text("utf-8").splitlines())
     page = measured.page(header, rows)
     assert page == (folder / "README.md").read_text("utf-8")

@@ -212,10 +212,9 @@ class Demanding(Goodput):
         return 1.1 * super().hurdle(live)
 
 
-POLICIES = [Goodput(), Goodput(min_gain=0.5), Schedule(), Demanding()]
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize(
+    "policy", [Goodput(), Goodput(min_gain=0.5), Schedule(), Demanding()], ids=str
+)
 def test_something_may_pay_exactly_where_a_drafter_that_is_always_right_is_asked(policy):
     """Where one row is left, any gain is enough for the usual policies; a batch must gain more."""
     widths, random, found = (0, 1, 3, 7), np.random.default_rng(0), []

@@ -36,8 +36,8 @@ class Timed:
 
     Attributes:
       rounds: the number of rounds in a call.
-      calls: float ``[1 + W]``: seconds of the fastest call of one plain round (of no round, if
-        ``rounds`` is 1), and of the fastest call of ``rounds`` rounds at each width.
+      calls: float ``[1 + W]``: seconds of the fastest call of twice as many plain rounds, and of
+        the fastest call of ``rounds`` rounds at each width, of which the first, 0, is plain.
     """
 
     rounds: int
@@ -47,9 +47,10 @@ class Timed:
     def costs(self) -> np.ndarray:
         """Seconds of a round at each width, float32 ``[W]``. No width is taken to cost more than a
         greater one: where it was timed so, the machine is taken to have been slower then."""
-        call = self.calls[0]  # without rounds it lacks a part of what a call costs by itself
-        if self.rounds > 1:
-            call = max(0.0, call - (self.calls[1] - call) / (self.rounds - 1))
+        twice, once = self.calls[:2]
+        # what a call costs by itself, of which a call of no round would lack a part; by noise alone
+        # it could be less than nothing, or nearly all of a call
+        call = np.clip(2 * once - twice, 0, once / 2)
         costs = (self.calls[1:] - call) / self.rounds
         costs = np.minimum.accumulate(costs[::-1])[::-1]
         # a coarse clock, or a call that was delayed, may give 0 or less: every cost is above 0
@@ -142,10 +143,10 @@ def round_costs(work: GenerationTask, state: State | None = None) -> np.ndarray:
     Every round runs after one repeated token, so that a drafter that copies always has a proposal,
     and drafts are as wide as requested. For a ``Hybrid`` or ``Fallback``, rounds after tokens that
     all differ are timed as well, in which its inner drafter runs; the slower of the two counts. The
-    cost is the time of the fastest of several calls, without what a call costs by itself. Where
-    rounds are short, a call has several rounds, if the buffer has room and all of them draft the
-    requested width; what a call costs is then that of one plain round, minus what a further plain
-    round adds. Otherwise it is the time of a call without rounds, which is too little.
+    cost is the time of the fastest of several calls, without what a call costs by itself, which is
+    the time of a call of plain rounds minus the time that as many more plain rounds add to a call.
+    Where rounds are short, a call has several rounds, if the buffer has room and all of them draft
+    the requested width.
 
     Args:
       work: a task with an ``Adaptive`` drafter.
@@ -223,7 +224,7 @@ def _timed_after(text, work: GenerationTask, given: State | None) -> tuple[Timed
     if rounds > 1:
         whole, state = drafts(rounds, state)
         rounds = rounds if whole else 1
-    ways = [(int(rounds > 1), pinned[0]), *((rounds, one) for one in pinned)]
+    ways = [(2 * rounds, pinned[0]), *((rounds, one) for one in pinned)]
     best, begin = np.full(len(ways), np.inf), time.perf_counter()
     for turn in range(TURNS):
         if turn >= 3 and sharding.agreed(time.perf_counter() - begin) > ENOUGH:

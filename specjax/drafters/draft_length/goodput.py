@@ -149,11 +149,12 @@ class Goodput(DraftLengthPolicy):
         return shrink(memory.hits, memory.tries, rate)
 
     def hurdle(self, live: jax.Array) -> jax.Array:
-        """float32 scalar: by which factor drafting must beat plain rounds."""
+        """float32 scalar: by which factor drafting must beat plain rounds. No more for one live
+        row than for several: ``may_pay`` asks for that of one row."""
         return 1 + self.min_gain * (1 - 1 / jnp.maximum(jnp.sum(live), 1))
 
     def may_pay(self, widths, costs):
-        last = float(self.hurdle(jnp.ones(1, bool)))  # of a single live row, which is the least
+        last = float(self.hurdle(jnp.ones(1, bool)))  # of the last live row
         return bool(np.any(wins_if_all_are_accepted(np.asarray(widths), costs, last)))
 
     def expected(self, memory, widths, costs, budget) -> tuple[jax.Array, jax.Array]:
