@@ -1,14 +1,13 @@
 """The calculator beside measured runs: ``python -m benchmarks.calculator``.
 
 The embedded target decodes held-out prompts with its draft model and with its EAGLE-3 head, with
-chains of one to five tokens, in turn with plain decoding. Drafts and passes of the target are timed
-on the same machine, and the calculator is given what was measured: first what the field's formula
-takes, one acceptance rate and the cost of a draft step; then the rates of each position and the
-costs of the target's passes; then the rest of a round, as the line through the runs of the other
-lengths says. So a speed-up is computed from plain decoding, from other runs, and from the
-acceptance of the run that it is compared with. The page states the errors, also those of the time
-to the first token (TTFT) and of the time per token (TPOT). Needs an idle machine. Requests that are
-decoded together::
+chains of one to five tokens, in turn with plain decoding. Parts of rounds (drafts, passes of the
+target, plain rounds) are timed on the same machine, and the calculator is given what was measured:
+first what the field's formula takes, one acceptance rate and the cost of a draft step; then the
+rates of each position and the costs of the target's passes; then the rest of a round, as the line
+through the runs of the other lengths says. So no time of the run that a speed-up is compared with
+is used. The page states the errors, also those of the time to the first token (TTFT). Needs an idle
+machine. This measures requests that are decoded together::
 
     python -m benchmarks.calculator --batch 8 --prompts 24 --out FOLDER
 """
@@ -127,20 +126,22 @@ def computed(figures: dict, batch: int) -> list[dict]:
       batch: the requests that were decoded together.
 
     Returns:
-      for each chain ``run``, as measured; ``seconds`` of a pass over one token of each row, in
-      runs; what was measured in such passes (``inputs``, as ``calculate`` takes them, with the
-      ``rate`` of all positions) and what the run's rounds cost beside these parts (``rest``); and
-      a speed-up for each of ``KINDS``.
+      for each chain ``run``, as measured; ``pass_seconds``, those of a pass over one token of each
+      row, in plain runs; in such passes, what was measured (``inputs``, as ``calculate`` takes
+      them, with the ``rate`` of all positions) and what the run's rounds cost beside it
+      (``rest``); and a speed-up for each of ``KINDS``.
     """
     plain, *parts = ({part: np.mean(x) for part, x in one.items()} for one in figures["seconds"])
-    overhead = max(plain["round"] / plain["pass"] - 1, 0.0)
-    found = []
-    for num, one, chain in zip(LENGTHS, parts, figures["chains"], strict=True):
-        run = chain["run"]
-        shares, together = run["acceptance_by_position"], batch / run["slowest"]  # rows of a round
+    one = min(plain["pass"], plain["round"])
+    overhead = plain["round"] / one - 1
+    chains = []
+    for num, part, measured in zip(LENGTHS, parts, figures["chains"], strict=True):
+        run = measured["run"]
+        shares = run["acceptance_by_position"]
+        running = batch / run["slowest"]  # rows that still run in a round, on average
         seconds = batch * run["seconds_per_plain_step"] / (1 + overhead)
-        draft, verify = one["draft"] / plain["pass"], one["pass"] / plain["pass"]
-        rest = together * run["seconds_per_round"] / seconds - draft - verify - overhead
+        draft, verify = part["draft"] / one, part["pass"] / one
+        rest = running * run["seconds_per_round"] / seconds - draft - verify - overhead
         known = {
             "acceptance": conditional(shares),
             "draft_cost": draft / num,
@@ -152,9 +153,10 @@ def computed(figures: dict, batch: int) -> list[dict]:
             "formula": calculate(rate, num_draft=num, draft_cost=known["draft_cost"]),
             "passes": calculate(**known),
         }
-        said = {kind: one.asked.speedup for kind, one in kinds.items()}
-        found.append({"run": run, "seconds": seconds, "inputs": inputs, "rest": rest, **said})
-    return beside_others(found)
+        said = {kind: found.asked.speedup for kind, found in kinds.items()}
+        chain = {"run": run, "pass_seconds": seconds, "inputs": inputs, "rest": rest}
+        chains.append(chain | said)
+    return beside_others(chains)
 
 
 def beside_others(chains: list[dict]) -> list[dict]:
@@ -193,7 +195,7 @@ def latencies(chain: dict, requests: int, new: int, batch: int) -> dict:
         return (whole - rounds) * batch / requests
 
     known = given(chain["inputs"]) | {"batch": batch}
-    rounds = calculate(**known, pass_seconds=chain["seconds"]).asked
+    rounds = calculate(**known, pass_seconds=chain["pass_seconds"]).asked
     read = calculate(**known, prompt=1, pass_seconds=reading("plain_")).asked
     return {
         "ttft": (reading(""), read.ttft),
@@ -255,14 +257,14 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def speedup(figures: dict, kind: str) -> float:
+def speedup(chain: dict, kind: str) -> float:
     """The computed speed-up of the rounds, of a batch that lasts as long as its slowest row."""
-    return figures[kind] / figures["run"]["slowest"]
+    return chain[kind] / chain["run"]["slowest"]
 
 
-def error(figures: dict, kind: str) -> float:
+def error(chain: dict, kind: str) -> float:
     """How far a computed speed-up is above the measured one, as a share of it."""
-    return speedup(figures, kind) / figures["run"]["ratio_rounds"]["median"] - 1
+    return speedup(chain, kind) / chain["run"]["ratio_rounds"]["median"] - 1
 
 
 def page(header: dict, lines: list[dict]) -> str:
@@ -293,7 +295,9 @@ def page(header: dict, lines: list[dict]) -> str:
         "rates": lambda row, one: ", ".join(f"{rate:.2f}" for rate in one["inputs"]["acceptance"]),
         "c": lambda row, one: f"{one['inputs']['draft_cost']:.2f}",
         "pass": lambda row, one: f"{list(one['inputs']['passes'].values())[-1]:.2f}",
-        "rest": lambda row, one: f"{one['inputs']['overhead']:.2f} + {one['rest']:.2f}",
+        "every round": lambda row, one: f"{one['inputs']['overhead']:.2f}",
+        "rest": lambda row, one: f"{one['rest']:.2f}",
+        "by the line": lambda row, one: f"{one['inputs']['draft_overhead']:.2f}",
         **slowest,
         "measured": lambda row, one: cells.ratio(one["run"]["ratio_rounds"]),
         **{said: signed(kind) for kind, said in KINDS.items()},
@@ -306,41 +310,43 @@ def page(header: dict, lines: list[dict]) -> str:
         "and computed": seconds("tpot", 1),
     }
     errors = {said: [abs(error(one, kind)) for _, one in found] for kind, said in KINDS.items()}
-    for name in ("ttft", "tpot"):
-        off = [abs(one[name][1] / one[name][0] - 1) for _, one in times]
-        errors[name.upper()] = off
+    errors["TTFT"] = [abs(one["ttft"][1] / one["ttft"][0] - 1) for _, one in times]
     summary = "\n".join(f"- {said}: {_spread(off)}" for said, off in errors.items())
-    together, over = "one request at a time", "prompts"
+    together, over = "one request at a time", "the prompts"
     words = ""
     if batch > 1:
-        together, over = f"{batch} requests together", "batches"
+        together = f"{batch} requests together"
+        over = f"the batches, which are {header['prompts'] // batch} and so say little"
         words = f" --batch {batch} --prompts {header['prompts']}"
     lasting = (
-        " *Slowest*: the rounds of the slowest row of a batch, in those of the mean row; the "
-        "calculator knows nothing of it, and its speed-up is divided by it here, and its TPOT "
-        "multiplied."
+        " *Slowest*: the rounds of the slowest row of a batch, divided by those of the mean row. "
+        "The calculator does not know this ratio: the computed speed-up is divided by it here, and "
+        "the computed TPOT is multiplied by it."
     ) * (batch > 1)
     return (
         f"# The calculator beside measured runs\n\n`python -m benchmarks.calculator{words}`\n\n"
         f"{facts}.\n\nThe speed-up of the rounds over plain decoding of the embedded target on "
-        f"held-out prompts, {together}, measured in turn (intervals of 95 % over the "
+        f"held-out prompts, {together}, measured in turn (intervals of 95 % over "
         f"{over}) and computed by [the calculator](../../../docs/howto/calculator.md). *Rates*: "
         "the acceptance of each position, given that all before it were accepted. *c*: a draft "
-        "step, *pass*: the verification of γ drafted tokens, both timed in the rounds of "
+        "step. *Pass*: the verification of γ drafted tokens. *Every round*: what a plain round "
+        "costs beside its pass. These parts were timed in the rounds of "
         f"{'one batch' if batch > 1 else 'one text'}, in turn with the runs, without what a call "
-        "costs by itself; *rest*: what every round, and what a round that drafts, costs beside "
-        "these, by the time of the runs; all in passes over one token"
-        f"{' of each row' * (batch > 1)}. *α* is one rate for all positions.{lasting} All times "
-        "are means of all runs. In parentheses: how far the computed speed-up is from the measured "
-        "one. "
-        "*The rest of other rounds*: the rest of a round that drafts is read off the line through "
-        "those of the other lengths, so that of the run itself only the acceptance is known.\n\n"
+        "costs by itself. *Rest*: what a round that drafts costs beyond these parts, by the time "
+        "of the run. *By the line*: the rest that the line through the rests of the other lengths "
+        "has here, at least 0; with one and with five tokens the line goes beyond these lengths. "
+        f"All costs are in passes over one token{' of each row' * (batch > 1)}, of which plain "
+        "decoding gives the seconds, and all times are means of all runs. *α* is one rate for all "
+        f"positions.{lasting} In parentheses: how far the computed speed-up is from the measured "
+        "one. *The rest of other rounds* is that by the line, so that no time of the run itself is "
+        "used.\n\n"
         f"Errors:\n\n{summary}\n\n"
         f"{cells.table(columns, found)}\n\n"
-        "The time to the first token (TTFT) is that in which target and drafter read the prompts; "
-        "the calculator is given that in which the target alone reads them. The time per token of "
-        "a row (TPOT) is computed from the rest of other rounds and from the milliseconds of a "
-        f"pass over one token in the plain runs.\n\n{cells.table(delays, times)}\n"
+        "The time to the first token (TTFT) is the time in which target and drafter read the "
+        "prompts; the calculator is given the time in which the target alone reads them. The time "
+        "per token of a row (TPOT) is computed from the rest of other rounds and from the "
+        "milliseconds of a pass over one token in the plain runs; its error is that of the "
+        f"speed-up, with the other sign.\n\n{cells.table(delays, times)}\n"
     )
 
 

@@ -60,39 +60,49 @@ def test_the_planner_predicts_the_same_of_such_a_text():
     assert len(found.chains) == 5  # no pass is wider than the widest with a known cost
 
 
-def of_runs(monkeypatch, batch=1, slowest=1.0):
-    """What the calculator says of chains of 1, 2, and 4 tokens, whose parts were timed twice as
-    slow as in the runs."""
+def chains_of(rests, monkeypatch, rows=1):
+    """What the calculator says of chains of 1, 2 and 4 tokens whose rounds cost so much beside
+    their parts, decoded ``rows`` together, of 60 tokens each after the first. Parts were timed
+    twice as slow as they were in the runs."""
     monkeypatch.setattr(measured, "LENGTHS", (1, 2, 4))
-    rests, verify, draft = (0.2, 9.0, 0.5), (1.5, 1.6, 2.0), 0.25
-    seconds = [{"pass": [3.0, 5.0], "round": [5.0]}]  # on average 4 and 5: an overhead of 0.25
+    draft, verify, every, step = 0.25, (1.5, 1.6, 2.0), 0.25, 2.0  # in passes; a pass: 2 seconds
+    seconds = [{"pass": [3.0, 5.0], "round": [5.0]}]
+    # the rounds of two rows, and the shares of rounds in which positions were accepted
+    rounds = {1: (45, 35), 2: (35, 25), 4: (28, 20)}
+    accepted = {1: [40], 2: [40, 20], 4: [30, 20, 12, 10]}
     chains = []
     for num, rest, cost in zip(measured.LENGTHS, rests, verify, strict=True):
         seconds.append({"draft": [4 * draft * num], "pass": [4 * cost]})
-        shares = [0.5**k for k in range(1, num + 1)]
-        last = 2.0 * (num * draft + cost + 0.25 + rest)  # seconds of a round of the batch
-        run = {"acceptance_by_position": shares, "slowest": slowest}
-        run |= {"seconds_per_round": last * slowest / batch, "seconds_per_plain_step": 2.5 / batch}
-        chains.append({"run": run | {"ratio_rounds": {"median": 2.0}}})
-    return measured.computed({"seconds": seconds, "chains": chains}, batch)
+        mine = rounds[num] if rows == 2 else (sum(rounds[num]) // 2,)
+        stats = [[sum(mine), 60 * rows, num * sum(mine), 0, 60 * rows, max(mine)]]
+        at = np.asarray(accepted[num]) * rows // 2
+        counts = measured.heldout._Counts(stats, [rows], [at], [True] * rows, [[1] * 60] * rows)
+        spent = max(mine) * step * (num * draft + cost + every + rest)
+        times = np.asarray([[[1.0, 60 * step * (1 + every)], [1.0, spent]]])
+        chains.append({"run": counts.figures(times, True)})
+    return measured.computed({"seconds": seconds, "chains": chains}, rows)
 
 
-@pytest.mark.parametrize("batch, slowest", [(1, 1.0), (8, 1.25)])
-def test_a_round_costs_its_parts_and_the_rest_that_the_line_through_other_runs_has(
-    batch, slowest, monkeypatch
-):
-    found = of_runs(monkeypatch, batch, slowest)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_where_rests_lie_on_a_line_speedups_and_delays_are_those_of_the_runs(rows, monkeypatch):
+    """Of one request, and of a batch that waits for its slowest row."""
+    found = chains_of((0.3, 0.4, 0.6), monkeypatch, rows)
+    assert [one["rest"] for one in found] == pytest.approx([0.3, 0.4, 0.6])
+    assert [measured.error(one, "others") for one in found] == pytest.approx([0] * 3, abs=1e-9)
+    assert all(measured.error(one, "passes") > 0.02 for one in found)
+    for one in found:
+        run, said = measured.latencies(one, rows, 61, rows)["tpot"]
+        assert run == pytest.approx(said)
+    formula = calculate(0.6, num_draft=2, draft_cost=0.25).asked.speedup  # 60 of 100
+    assert found[1]["formula"] == pytest.approx(formula)
+
+
+def test_the_rest_of_a_run_is_not_used_for_its_own_speedup(monkeypatch):
+    found = chains_of((0.2, 9.0, 0.5), monkeypatch)
     assert [one["rest"] for one in found] == pytest.approx([0.2, 9.0, 0.5])
-    assert [one["seconds"] for one in found] == pytest.approx([2.0] * 3)
-    tokens, plain = 1 + 0.5 + 0.25, 1.25
-    two = found[1]
-    assert two["others"] == pytest.approx(tokens * plain / (1.6 + 2 * 0.25 + 0.25 + 0.3))
-    assert two["passes"] == pytest.approx(tokens / (1.6 + 2 * 0.25))
-    formula = calculate(0.75 / 1.5, num_draft=2, draft_cost=0.25).asked.speedup
-    assert two["formula"] == pytest.approx(formula)
-    # the line through 9 and 0.5 stands far above the first, and that through 0.2 and 9 is falling
-    assert found[0]["inputs"]["draft_overhead"] == pytest.approx(9 + 8.5 / 2)
-    assert measured.error(two, "others") == pytest.approx(two["others"] / slowest / 2.0 - 1)
+    lines = [9 + 8.5 / 2, 0.3, 0.2 + 3 * 8.8]
+    assert [one["inputs"]["draft_overhead"] for one in found] == pytest.approx(lines)
+    assert found[1]["others"] == pytest.approx(2 * 1.25 / (1.6 + 2 * 0.25 + 0.25 + 0.3))
 
 
 def test_a_line_that_falls_below_zero_stands_for_no_rest():
@@ -107,10 +117,10 @@ def test_a_line_that_falls_below_zero_stands_for_no_rest():
 def test_delays_are_those_of_reading_and_of_rounds_and_a_batch_waits_for_its_slowest_row():
     rate = dict(acceptance=[0.5], draft_cost=0.25, passes={1: 1.0, 2: 1.5}, overhead=0.5)
     inputs = {"rate": 0.5, **rate, "draft_overhead": 0.5}
-    # 4 requests of 3 tokens, 2 together: plain reads for 4 s a batch and has 1 s for a token
+    # 4 requests of 3 tokens, 2 together: plain reads for 4 s a batch, and its rounds take 2 s
     plain = dict(plain_tokens_per_second_rounds=1.0, plain_tokens_per_second_whole=12 / 16)
     run = plain | dict(tokens_per_second_rounds=2.0, tokens_per_second_whole=12 / 16, slowest=1.5)
-    found = measured.latencies({"run": run, "inputs": inputs, "seconds": 2.0}, 4, 3, 2)
+    found = measured.latencies({"run": run, "inputs": inputs, "pass_seconds": 2.0}, 4, 3, 2)
     assert found["ttft"] == pytest.approx((6.0, 1.25 * 4.0))
     assert found["tpot"] == pytest.approx((1.0, 1.5 * 2.0 * (1.5 + 0.25 + 0.5 + 0.5) / 1.5))
 

@@ -149,8 +149,8 @@ class Goodput(DraftLengthPolicy):
         return shrink(memory.hits, memory.tries, rate)
 
     def hurdle(self, live: jax.Array) -> jax.Array:
-        """float32 scalar: by which factor drafting must beat plain rounds. No more for one live
-        row than for several: ``may_pay`` asks for that of one row."""
+        """float32 scalar: by which factor drafting must beat plain rounds. The factor of one live
+        row must not exceed that of several, because ``may_pay`` asks for the factor of one row."""
         return 1 + self.min_gain * (1 - 1 / jnp.maximum(jnp.sum(live), 1))
 
     def may_pay(self, widths, costs):
