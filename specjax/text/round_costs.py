@@ -26,7 +26,6 @@ from .task import GenerationTask
 log = logging.getLogger("specjax")
 TURNS, ENOUGH = 9, 1.0  # the most calls at each width; seconds after which three calls are enough
 LASTING, MOST_ROUNDS = 0.01, 8  # the intended seconds of a call, and the most rounds in a call
-MOST_OF_CALL = 0.9  # the greatest share of a call's seconds that its own cost is taken to be
 SHORTEST = 16  # the least tokens of the text, so that a drafter can copy from it
 PATIENCE = 4  # the second measurement waits so many times the duration of the first
 
@@ -37,34 +36,26 @@ class Timed:
 
     Attributes:
       rounds: the number of rounds in a call.
-      further: by how many plain rounds the first of ``calls`` has more than the second.
-      calls: float ``[1 + W]``: seconds of the fastest call of ``rounds + further`` plain rounds,
-        and of the fastest call of ``rounds`` rounds at each width, of which the first, 0, is plain.
+      calls: float ``[1 + W]``: seconds of the fastest call without rounds, and of the fastest call
+        with ``rounds`` rounds at each width.
     """
 
     rounds: int
-    further: int
     calls: np.ndarray
 
     @property
     def costs(self) -> np.ndarray:
         """Seconds of a round at each width, float32 ``[W]``. No width is taken to cost more than a
         greater one: where it was timed so, the machine is taken to have been slower then."""
-        longer, plain = self.calls[:2]
-        # what a call costs by itself, of which a call of no round would lack a part; by noise it
-        # could be less than nothing, or all of a call
-        call = plain - self.rounds * (longer - plain) / self.further
-        call = np.clip(call, 0, MOST_OF_CALL * plain)
-        costs = (self.calls[1:] - call) / self.rounds
+        costs = (self.calls[1:] - self.calls[0]) / self.rounds
         costs = np.minimum.accumulate(costs[::-1])[::-1]
         # a coarse clock, or a call that was delayed, may give 0 or less: every cost is above 0
         return np.maximum(costs, 1e-3 * max(costs.max(), 1e-9)).astype(np.float32)
 
     def fastest(self, other: Timed) -> Timed:
         """Returns the faster of each pair of calls; ``self`` if the numbers of rounds differ."""
-        sizes = self.rounds, self.further
-        alike = sizes == (other.rounds, other.further)
-        return Timed(*sizes, np.minimum(self.calls, other.calls)) if alike else self
+        alike = self.rounds == other.rounds
+        return Timed(self.rounds, np.minimum(self.calls, other.calls)) if alike else self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,10 +139,11 @@ def round_costs(work: GenerationTask, state: State | None = None) -> np.ndarray:
     Every round runs after one repeated token, so that a drafter that copies always has a proposal,
     and drafts are as wide as requested. For a ``Hybrid`` or ``Fallback``, rounds after tokens that
     all differ are timed as well, in which its inner drafter runs; the slower of the two counts. The
-    cost is the time of the fastest of several calls, without what a call costs by itself, which is
-    found from two calls of different numbers of plain rounds, and taken to be at most 0.9 of a call
-    of plain rounds. Where rounds are short, a call has several rounds, if the buffer has room and
-    all of them draft the requested width.
+    cost is the time of the fastest of several calls, minus the time of a call without rounds. That
+    call lacks a part of what a call costs by itself; but what a call costs, found from calls of
+    different numbers of rounds, scatters more than this part. A single round takes longer than one
+    of several in a call, above all a plain round; so where rounds are short, a call has several
+    rounds, if the buffer has room and all of them draft the requested width.
 
     Args:
       work: a task with an ``Adaptive`` drafter.
@@ -225,22 +217,21 @@ def _timed_after(text, work: GenerationTask, given: State | None) -> tuple[Timed
     _, state = spend(1, pinned[-1], state)  # compiles
     one, state = spend(1, pinned[-1], state)
     room = (work.capacity - begun["length"].max()) // (drafter.depth + 1)
-    further = int(np.clip(min(sharding.agreed(LASTING / max(one, 1e-6)), room), 1, MOST_ROUNDS))
-    rounds = further
+    rounds = int(np.clip(min(sharding.agreed(LASTING / max(one, 1e-6)), room), 1, MOST_ROUNDS))
     if rounds > 1:
         whole, state = drafts(rounds, state)
         rounds = rounds if whole else 1
-    ways = [(rounds + further, pinned[0]), *((rounds, one) for one in pinned)]
+    ways = [(0, pinned[0]), *((rounds, one) for one in pinned)]
     best, begin = np.full(len(ways), np.inf), time.perf_counter()
     for turn in range(TURNS):
         if turn >= 3 and sharding.agreed(time.perf_counter() - begin) > ENOUGH:
             break
         for index, way in enumerate(ways):
-            if index == 2:  # a drafter reads what plain rounds emitted before it is timed
+            if index == 2:  # the drafter reads what plain rounds emitted before it is timed
                 _, state = spend(1, pinned[-1], state)
             seconds, state = spend(*way, state)
             best[index] = min(best[index], seconds)
-    return Timed(rounds, further, sharding.agreed(best)), float(time.perf_counter() - begin)
+    return Timed(rounds, sharding.agreed(best)), float(time.perf_counter() - begin)
 
 
 def _repeated(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
