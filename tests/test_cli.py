@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from interruptions import interrupt_screen
 
@@ -21,6 +22,7 @@ from specjax.cli import commands, prompts, screen
 from specjax.cli.commands import COMMANDS, parser
 from specjax.cli.parsing import with_left_out_values
 from specjax.drafters import registry
+from specjax.text import round_costs
 from specjax.text.generation import Piece
 
 pytest_plugins = ["pairs", "command_line"]
@@ -392,7 +394,10 @@ def test_a_file_that_is_absent_is_named_with_its_argument(words, said, run, fold
     assert code == 2 and out == "" and said in err and len(err.splitlines()) == 1
 
 
-def test_num_draft_is_a_number_or_auto(run):
+def test_num_draft_is_a_number_or_auto(run, monkeypatch):
+    cheap = round_costs.Timed(1, np.asarray([0.0, 1.0, 1.1, 1.2, 1.3]))  # on a slow machine, too
+    monkeypatch.setattr(round_costs, "_measured", lambda _: ((cheap,), 0.0))
+    monkeypatch.setattr(round_costs, "_KNOWN", {})
     code, out, _ = run("def f(x):", "--num-draft", "auto", "--json")
     found = json.loads(out)
     assert code == 0 and (found["drafter"], found["rule"]) == ("adaptive(ngram)", "greedy")
