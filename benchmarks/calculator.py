@@ -9,7 +9,7 @@ through the runs of the other lengths says. So no time of the run that a speed-u
 is used. The page states the errors, also those of the time to the first token (TTFT). Needs an idle
 machine. This measures requests that are decoded together::
 
-    python -m benchmarks.calculator --batch 8 --prompts 24 --out FOLDER
+    python -m benchmarks.calculator --batch 8 --prompts 48 --repetitions 10 --out FOLDER
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "calculator"
 DRAFTERS, TEMPERATURES, LENGTHS = ("draft", "eagle3"), (0.0, 1.0), (1, 2, 3, 4, 5)
-REPETITIONS = 10  # of the run of each prompt, and of the parts of its rounds
+PROMPTS = 16
+REPETITIONS = 20  # of the run of each prompt, and of the parts of its rounds
 ROUNDS = 16  # of which a part is timed in one call; half of them for several requests
 KINDS = {
     "formula": "α, c",
@@ -208,9 +209,12 @@ def given(inputs: dict) -> dict:
     return {name: value for name, value in inputs.items() if name != "rate"}
 
 
-def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int, batch: int) -> dict:
+def measure(
+    lm, drafter: str, temperature: float, *, prompts: list[str], new: int, batch: int, times: int
+) -> dict:
     """What was measured of chains of ``LENGTHS`` tokens: the ``seconds`` of the parts of rounds, of
     plain ones and of those of each chain, in each turn, and the figures of the runs (``chains``).
+    Each prompt is decoded ``times`` times.
 
     On a shared machine the seconds of one program differ by a fifth from call to call, and calls
     within the same second are alike. So runs and parts are timed in turn, in calls that are short,
@@ -223,7 +227,7 @@ def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int, 
     for part in (part for one in timed for part in one.values()):  # compiled, and not counted
         part.seconds()
     asked = [sampling] * (len(prompts) // batch)
-    how = dict(new=new, repetitions=REPETITIONS, average=np.mean)
+    how = dict(new=new, repetitions=times, average=np.mean)
     turns = in_turn(timed, spent, np.random.default_rng(0))
     runs = heldout.measure_model(lm, ways, prompts, asked, **how, runs=turns)
     return {"seconds": spent, "chains": [{"run": run} for run in runs]}
@@ -232,9 +236,10 @@ def measure(lm, drafter: str, temperature: float, prompts: list[str], new: int, 
 def main(arguments: list[str] | None = None) -> int:
     """Measures all rows and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--new", type=int, default=128, help="new tokens of each prompt")
     parser.add_argument("--batch", type=int, default=1, help="requests that are decoded together")
+    parser.add_argument("--repetitions", type=int, default=REPETITIONS, help="runs of each prompt")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(arguments)
     if not 1 <= args.batch <= args.prompts or args.prompts % args.batch:
@@ -243,12 +248,14 @@ def main(arguments: list[str] | None = None) -> int:
         )
     compile_cache.enable()  # a run that was interrupted finds its programs again
     header = {"suite": "calculator", "prompts": args.prompts, "new": args.new}
-    header |= ({} if args.batch == 1 else {"batch": args.batch}) | runner.where()
+    header |= {} if args.batch == 1 else {"batch": args.batch}
+    header |= {"repetitions": args.repetitions} | runner.where()
     kept = runner.Kept(args.out, header, fresh=False)
     lm, prompts = specjax.load("embedded"), heldout.prompts(args.prompts)
     rows = [{"drafter": d, "temperature": t} for d in DRAFTERS for t in TEMPERATURES]
     for row in (row for row in rows if row not in kept.finished):
-        figures = measure(lm, **row, prompts=prompts, new=args.new, batch=args.batch)
+        sizes = dict(new=args.new, batch=args.batch, times=args.repetitions)
+        figures = measure(lm, **row, prompts=prompts, **sizes)
         kept.add({"row": row, "figures": figures})
         for num, one in zip(LENGTHS, computed(figures, args.batch), strict=True):
             errors = ", ".join(f"{kind} {error(one, kind):+.1%}" for kind in KINDS)
@@ -317,7 +324,9 @@ def page(header: dict, lines: list[dict]) -> str:
     if batch > 1:
         together = f"{batch} requests together"
         over = f"the batches, which are {header['prompts'] // batch} and so say little"
-        words = f" --batch {batch} --prompts {header['prompts']}"
+        words = f" --batch {batch}"
+    usual = {"prompts": PROMPTS, "repetitions": REPETITIONS}
+    words += "".join(f" --{k} {header[k]}" for k, v in usual.items() if header[k] != v)
     lasting = (
         " *Slowest*: the rounds of the slowest row of a batch, divided by those of the mean row. "
         "The calculator does not know this ratio: the computed speed-up is divided by it here, and "
