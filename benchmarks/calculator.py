@@ -141,7 +141,7 @@ def computed(figures: dict, batch: int) -> list[dict]:
         shares = run["acceptance_by_position"]
         running = batch / run["slowest"]  # rows that still run in a round, on average
         seconds = batch * run["seconds_per_plain_step"] / (1 + overhead)
-        draft, verify = part["draft"] / one, part["pass"] / one
+        draft, verify = max(0.0, part["draft"]) / one, part["pass"] / one  # noise of few calls
         rest = running * run["seconds_per_round"] / seconds - draft - verify - overhead
         known = {
             "acceptance": conditional(shares),
@@ -177,31 +177,41 @@ def beside_others(chains: list[dict]) -> list[dict]:
     return found
 
 
-def latencies(chain: dict, requests: int, new: int, batch: int) -> dict:
-    """Seconds to the first token (``ttft``) and per later token of a row (``tpot``) of a chain,
-    each measured and computed.
+def latencies(chains: list[dict], requests: int, new: int, batch: int) -> list[dict]:
+    """Seconds to the first token (``ttft``) and per later token of a row (``tpot``) of each chain of
+    one drafter, each measured and computed.
 
     The calculator is given for TPOT the seconds of a pass over one token of each row, in runs, and
-    for TTFT the seconds in which the target alone reads the prompts.
+    for TTFT the seconds in which the target alone reads the prompts, and what the drafter's reading
+    cost in the runs of the other lengths (``read_cost``, their mean, at least 0).
 
     Args:
-      chain: what ``computed`` returns of a chain, of ``requests`` requests of ``new`` tokens.
+      chains: what ``computed`` returns, of ``requests`` requests of ``new`` tokens.
     """
-    run = chain["run"]
     tokens, later = requests * new, requests * (new - 1)  # reading a prompt emits the first one
 
-    def reading(which: str) -> float:
+    def reading(run: dict, which: str) -> float:
         rates = (run[f"{which}tokens_per_second_{name}"] for name in ("whole", "rounds"))
         whole, rounds = (count / rate for count, rate in zip((tokens, later), rates, strict=True))
         return (whole - rounds) * batch / requests
 
-    known = given(chain["inputs"]) | {"batch": batch}
-    rounds = calculate(**known, pass_seconds=chain["pass_seconds"]).asked
-    read = calculate(**known, prompt=1, pass_seconds=reading("plain_")).asked
-    return {
-        "ttft": (reading(""), read.ttft),
-        "tpot": (batch / run["tokens_per_second_rounds"], rounds.tpot * run["slowest"]),
-    }
+    alone = [reading(one["run"], "plain_") for one in chains]
+    both = [reading(one["run"], "") for one in chains]
+    costs = np.asarray(both) / alone - 1
+    found = []
+    for i, one in enumerate(chains):
+        run = one["run"]
+        cost = max(0.0, float(np.delete(costs, i).mean()))
+        known = given(one["inputs"]) | {"batch": batch, "read_cost": cost}
+        rounds = calculate(**known, pass_seconds=one["pass_seconds"]).asked
+        read = calculate(**known, prompt=1, pass_seconds=alone[i]).asked
+        found.append(
+            {
+                "ttft": (both[i], read.ttft),
+                "tpot": (batch / run["tokens_per_second_rounds"], rounds.tpot * run["slowest"]),
+            }
+        )
+    return found
 
 
 def given(inputs: dict) -> dict:
@@ -280,25 +290,26 @@ def page(header: dict, lines: list[dict]) -> str:
     batch = header.get("batch", 1)
     found, times = [], []
     for line in lines:
-        for num, one in zip(LENGTHS, computed(line["figures"], batch), strict=True):
-            found.append((line["row"] | {"num": num}, one))
-            sizes = header["prompts"], header["new"], batch
-            times.append((found[-1][0], latencies(one, *sizes)))
+        chains = computed(line["figures"], batch)
+        asked = [line["row"] | {"num": num} for num in LENGTHS]
+        found += zip(asked, chains, strict=True)
+        delays = latencies(chains, header["prompts"], header["new"], batch)
+        times += zip(asked, delays, strict=True)
 
     def signed(kind):
         return lambda row, one: f"{speedup(one, kind):.2f} ({100 * error(one, kind):+.1f} %)"
 
-    def seconds(name, which):
-        return lambda row, one: f"{1e3 * one[name][which]:.2f}"
+    def seconds(name, at):
+        return lambda row, one: f"{1e3 * one[name][at]:.2f}"
 
-    asked = {
+    which = {
         "drafter": lambda row, one: row["drafter"],
         "T": lambda row, one: f"{row['temperature']:g}",
         "γ": lambda row, one: row["num"],
     }
     slowest = {"slowest": lambda row, one: f"{one['run']['slowest']:.2f}"} if batch > 1 else {}
     columns = {
-        **asked,
+        **which,
         "rates": lambda row, one: ", ".join(f"{rate:.2f}" for rate in one["inputs"]["acceptance"]),
         "c": lambda row, one: f"{one['inputs']['draft_cost']:.2f}",
         "pass": lambda row, one: f"{list(one['inputs']['passes'].values())[-1]:.2f}",
@@ -309,8 +320,8 @@ def page(header: dict, lines: list[dict]) -> str:
         "measured": lambda row, one: cells.ratio(one["run"]["ratio_rounds"]),
         **{said: signed(kind) for kind, said in KINDS.items()},
     }
-    delays = {
-        **asked,
+    delay_columns = {
+        **which,
         "TTFT, ms": seconds("ttft", 0),
         "computed": seconds("ttft", 1),
         "TPOT, ms": seconds("tpot", 0),
@@ -352,10 +363,10 @@ def page(header: dict, lines: list[dict]) -> str:
         f"Errors:\n\n{summary}\n\n"
         f"{cells.table(columns, found)}\n\n"
         "The time to the first token (TTFT) is the time in which target and drafter read the "
-        "prompts; the calculator is given the time in which the target alone reads them. The time "
-        "per token of a row (TPOT) is computed from the rest of other rounds and from the "
+        "prompts; the calculator is given the time in which the target alone reads them, and what "
+        "the reading of the drafter cost in the runs of the other lengths. The time per token of a row (TPOT) is computed from the rest of other rounds and from the "
         "milliseconds of a pass over one token in the plain runs; its error is that of the "
-        f"speed-up, with the other sign.\n\n{cells.table(delays, times)}\n"
+        f"speed-up, with the other sign.\n\n{cells.table(delay_columns, times)}\n"
     )
 
 

@@ -90,9 +90,8 @@ def test_where_rests_lie_on_a_line_speedups_and_delays_are_those_of_the_runs(row
     assert [one["rest"] for one in found] == pytest.approx([0.3, 0.4, 0.6])
     assert [measured.error(one, "others") for one in found] == pytest.approx([0] * 3, abs=1e-9)
     assert all(measured.error(one, "passes") > 0.02 for one in found)
-    for one in found:
-        run, said = measured.latencies(one, rows, 61, rows)["tpot"]
-        assert run == pytest.approx(said)
+    for one in measured.latencies(found, rows, 61, rows):
+        assert one["tpot"][0] == pytest.approx(one["tpot"][1])
     formula = calculate(0.6, num_draft=2, draft_cost=0.25).asked.speedup  # 60 of 100
     assert found[1]["formula"] == pytest.approx(formula)
 
@@ -119,10 +118,20 @@ def test_delays_are_those_of_reading_and_of_rounds_and_a_batch_waits_for_its_slo
     inputs = {"rate": 0.5, **rate, "draft_overhead": 0.5}
     # 4 requests of 3 tokens, 2 together: plain reads for 4 s a batch, and its rounds take 2 s
     plain = dict(plain_tokens_per_second_rounds=1.0, plain_tokens_per_second_whole=12 / 16)
-    run = plain | dict(tokens_per_second_rounds=2.0, tokens_per_second_whole=12 / 16, slowest=1.5)
-    found = measured.latencies({"run": run, "inputs": inputs, "pass_seconds": 2.0}, 4, 3, 2)
-    assert found["ttft"] == pytest.approx((6.0, 1.25 * 4.0))
-    assert found["tpot"] == pytest.approx((1.0, 1.5 * 2.0 * (1.5 + 0.25 + 0.5 + 0.5) / 1.5))
+    own, others = 12 / 16, (12 / 15, 12 / 12)  # reading takes 6 s, and 5.5 and 4 s a batch
+    runs = [
+        plain | dict(tokens_per_second_rounds=2.0, tokens_per_second_whole=whole, slowest=1.5)
+        for whole in (own, *others)
+    ]
+    chains = [{"run": run, "inputs": inputs, "pass_seconds": 2.0} for run in runs]
+    found = measured.latencies(chains, 4, 3, 2)
+    assert found[0]["ttft"] == pytest.approx((6.0, 4.0 * (1 + (1.5 / 4 + 0.0) / 2)))
+    assert found[2]["ttft"] == pytest.approx((4.0, 4.0 * (1 + (2.0 / 4 + 1.5 / 4) / 2)))
+    assert found[0]["tpot"] == pytest.approx((1.0, 1.5 * 2.0 * (1.5 + 0.25 + 0.5 + 0.5) / 1.5))
+    quicker = measured.latencies(
+        [chains[0], {**chains[2], "run": runs[2] | {"tokens_per_second_whole": 12 / 10}}], 4, 3, 2
+    )
+    assert quicker[0]["ttft"] == pytest.approx((6.0, 4.0))  # no reading costs less than none
 
 
 def test_a_part_is_timed_without_the_cost_of_a_call():
