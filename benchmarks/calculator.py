@@ -328,6 +328,9 @@ def page(header: dict, lines: list[dict]) -> str:
         "and computed": seconds("tpot", 1),
     }
     errors = {said: [abs(error(one, kind)) for _, one in found] for kind, said in KINDS.items()}
+    errors["of these, lengths between two others"] = [
+        abs(error(one, "others")) for row, one in found if LENGTHS[0] < row["num"] < LENGTHS[-1]
+    ]
     errors["TTFT"] = [abs(one["ttft"][1] / one["ttft"][0] - 1) for _, one in times]
     summary = "\n".join(f"- {said}: {_spread(off)}" for said, off in errors.items())
     together, over = "one request at a time", "the prompts"

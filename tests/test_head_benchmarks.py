@@ -137,7 +137,9 @@ def test_heads_are_measured_together_and_one_that_a_shape_does_not_suit_is_left_
     assert measured.pop() == (["eagle3"], 9, 1)
     page = (tmp_path / "README.md").read_text("utf-8")
     assert re.search(r"## T = 0, 9 tokens a round\n\n\| head .*\n\|[-|]*\n\| Own \|", page)
-    assert re.search(r"Without medusa: .* heads, and .* is 9 tokens deep", page)
+    assert re.search(
+        r"Without medusa: drafter='medusa' has .* heads, and .* is 9 tokens deep", page
+    )
     policies = ["--policies", "auto", "--batches", "8"]
     assert heads.main([*words, str(tmp_path), *policies]) == 0
     assert measured.pop() == (["eagle3", "medusa"], 8, 8)

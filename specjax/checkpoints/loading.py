@@ -41,7 +41,8 @@ class HeadLM:
         ``specjax.decode`` takes it as it is, with its most probable tokens: give
         ``dataclasses.replace(heads.drafter, sibling_sampling="iid")`` (``"distinct"`` for trees).
       params: its weights, ``params["drafter"]`` of ``specjax.decode``.
-      name: the folder or hub name that ``load_drafter`` was given.
+      name: the folder or hub name that ``load_drafter`` was given; of a model's own heads, which
+        ``generate`` finds by their name, that name.
       fingerprint: a hash of the files of weights.
       target: the ``LM.checkpoint`` of the target for which it was loaded.
     """

@@ -7,6 +7,7 @@ draft model. Modules for multi-token prediction may lie in the model's checkpoin
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import weakref
@@ -166,7 +167,7 @@ def own_names(lm: LM) -> tuple[str, ...]:
 
 @_once_a_model
 def own_heads(lm: LM, name: str) -> HeadLM:
-    """Returns a model's own heads of a name.
+    """Returns a model's own heads of a name, which is their ``HeadLM.name``.
 
     Args:
       lm: the target.
@@ -176,9 +177,9 @@ def own_heads(lm: LM, name: str) -> HeadLM:
       ValueError: the model has no heads of this name, or they cannot be loaded.
     """
     if name == "mtp" and _holds_modules(lm):
-        return load_drafter(lm.name, lm, revision=lm.revision)
+        return dataclasses.replace(load_drafter(lm.name, lm, revision=lm.revision), name=name)
     if folder := _folder_within(lm, name):
-        return load_drafter(folder, lm)
+        return dataclasses.replace(load_drafter(folder, lm), name=name)
     if lm.loaded and lm.name in EMBEDDED:
         raise ValueError(
             f"drafter={name!r}: no {name} heads for {lm.name} are part of this installation; train "
