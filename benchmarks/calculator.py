@@ -178,8 +178,8 @@ def beside_others(chains: list[dict]) -> list[dict]:
 
 
 def latencies(chains: list[dict], requests: int, new: int, batch: int) -> list[dict]:
-    """Seconds to the first token (``ttft``) and per later token of a row (``tpot``) of each chain of
-    one drafter, each measured and computed.
+    """Seconds to the first token (``ttft``) and per later token of a row (``tpot``), each measured
+    and computed, of each chain of one drafter.
 
     The calculator is given for TPOT the seconds of a pass over one token of each row, in runs, and
     for TTFT the seconds in which the target alone reads the prompts, and what the drafter's reading
@@ -367,7 +367,8 @@ def page(header: dict, lines: list[dict]) -> str:
         f"{cells.table(columns, found)}\n\n"
         "The time to the first token (TTFT) is the time in which target and drafter read the "
         "prompts; the calculator is given the time in which the target alone reads them, and what "
-        "the reading of the drafter cost in the runs of the other lengths. The time per token of a row (TPOT) is computed from the rest of other rounds and from the "
+        "the reading of the drafter cost in the runs of the other lengths. The time "
+        "per token of a row (TPOT) is computed from the rest of other rounds and from the "
         "milliseconds of a pass over one token in the plain runs; its error is that of the "
         f"speed-up, with the other sign.\n\n{cells.table(delay_columns, times)}\n"
     )

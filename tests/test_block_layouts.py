@@ -1,6 +1,7 @@
 """Files of block drafters with heads: names, configs, what is refused."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -103,6 +104,41 @@ def edited(folder, source, own=(), tensors=(), rename=str):
     return folder
 
 
+@pytest.mark.parametrize("name", ["domino", "dflash2"])
+def test_heads_are_not_left_out_where_dspark_is_written(name, golden_target, tmp_path):
+    source = edited(tmp_path / "a", name, {"sample_from_anchor": True})
+    heads = specjax.load_drafter(source, golden_target)
+    assert heads.drafter.config.from_root
+    with pytest.raises(ValueError, match=f"'dspark': it has no place .*; take '{name}'"):
+        specjax.save_drafter(heads.drafter, heads.params, tmp_path / "b", format="dspark")
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "value", "field"),
+    [
+        ("dflash", "target_layer_ids", [2, 4, 5], "target_layers"),
+        ("dflash", "block_size", 5, "block_size"),
+        ("domino", "pure_draft_prefix_len", 2, "prefix"),
+        ("dflash2", "selector_top_k", 3, "num_candidates"),
+    ],
+)
+def test_a_key_of_two_places_is_read_in_either_and_may_not_have_two_values(
+    source, key, value, field, golden_target, tmp_path
+):
+    edited(tmp_path, source)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    for inside, outside in ((None, value), (value, None), (value, value)):
+        config["dflash_config"][key], config[key] = inside, outside
+        file.write_text(json.dumps(config))
+        found = getattr(specjax.load_drafter(tmp_path, golden_target).drafter.config, field)
+        assert found == (tuple(i + 1 for i in value) if isinstance(value, list) else value)
+    config["dflash_config"][key] = [1, 3, 5] if isinstance(value, list) else value + 1
+    file.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"{key} is .* in the part about blocks, and .* beside it"):
+        specjax.load_drafter(tmp_path, golden_target)
+
+
 def test_older_names_are_written_otherwise_and_mean_the_same(golden_target, tmp_path):
     def older(name):
         return f"logit_head.{name}" if name.startswith(("prefix_gru", "embed_proj")) else name
@@ -128,7 +164,9 @@ def test_older_names_are_written_otherwise_and_mean_the_same(golden_target, tmp_
             "lilicorr_num_heads=3: .* lilicorr_hidden_size=8",
         ),
         ("lilicorr", {"lilicorr_factor_dim": "3"}, "lilicorr_factor_dim='3': it must be a whole"),
-        ("lilicorr", {"lilicorr_mlp_ratio": "2"}, "lilicorr_mlp_ratio='2': it must be a number"),
+        ("lilicorr", {"lilicorr_mlp_ratio": "2"}, "lilicorr_mlp_ratio='2': it must be a finite"),
+        ("lilicorr", {"lilicorr_mlp_ratio": [2]}, "lilicorr_mlp_ratio=.2.: it must be a finite"),
+        ("lilicorr", {"lilicorr_logit_scale": math.nan}, "logit_scale=nan: it must be a finite"),
         ("lilicorr", {"lilicorr_candidate_topk": 99}, "lilicorr_candidate_topk=99"),
         ("domino", {"gru_hidden_dim": 0}, "gru_hidden_dim=0: it must be at least 1"),
         ("dflash2", {"conv_kernel_size": 0}, "conv_kernel_size=0: it must be at least 1"),

@@ -312,6 +312,26 @@ def test_windows_are_those_of_dflashs_own_keys(own, config, window, causal, targ
     assert (found.layers.window, found.causal) == (window, causal)
 
 
+@pytest.mark.parametrize("name", ["peagle", "speculators", "dflash_speculators"])
+def test_layers_of_speculators_have_windows_by_their_types_alone(name, target, tmp_path):
+    layer = json.loads((GOLDEN / name / "config.json").read_text())["transformer_layer_config"]
+    kinds = ["sliding_attention"] * layer["num_hidden_layers"]
+    layer |= {"layer_types": kinds, "sliding_window": 4, "use_sliding_window": False}
+    found = specjax.load_drafter(
+        edited(tmp_path, name, {"transformer_layer_config": layer}), target
+    )
+    shape = found.drafter.config
+    assert (shape.layers if name.startswith("dflash") else shape.layer).window == 4
+
+
+def test_the_depth_for_which_a_p_eagle_head_was_trained_is_read_and_said(target, tmp_path):
+    with pytest.warns(UserWarning, match="5 tokens deep, and its file says .* trained for 3"):
+        found = specjax.load_drafter(GOLDEN / "peagle", target, topology="chain:5")
+    assert found.drafter.trained_depth == 3
+    specjax.save_drafter(found.drafter, found.params, tmp_path, format="eagle3-speculators")
+    assert specjax.load_drafter(tmp_path, target, topology="chain:2").drafter.trained_depth == 3
+
+
 def test_biases_that_no_config_promised_are_loaded(target, tmp_path):
     sizes = {"fc": 16, "lm_head": 16, "midlayer.self_attn.o_proj": 16, "midlayer.mlp.up_proj": 24}
     sizes |= {"midlayer.mlp.gate_proj": 24, "midlayer.mlp.down_proj": 16}

@@ -22,6 +22,14 @@ def target():
     return specjax.load(GOLDEN / "target", tokenizer=False, dtype="float32")
 
 
+SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4}
+SHORT = {"speculative_tokens": 0}
+ROPES = {
+    "full_attention": {"rope_theta": 10000.0},
+    "sliding_attention": {"rope_theta": 77.0},
+}
+
+
 @pytest.mark.parametrize(
     ("source", "config", "tensors", "words"),
     [
@@ -127,6 +135,21 @@ def target():
         ("dflash2_speculators", {"selector_rank": "5"}, {}, "selector_rank='5': it must be a"),
         ("xpress_speculators", {"sample_from_anchor": True}, {}, "sample_from_anchor=true is not"),
         ("xpress_speculators", {"num_jacobi_passes": -1}, {}, "num_jacobi_passes=-1: it must"),
+        ("dflash", {"dflash_config": "x"}, {}, "dflash_config='x': it must be an object"),
+        ("dflash", {"causal_head": True}, {}, "causal_head=True is not read there"),
+        ("dflash", {"use_swa": True}, {}, "use_swa=True is not read there"),
+        ("dflash", {"pure_draft_prefix_len": 1}, {}, "pure_draft_prefix_len=1 is not read there"),
+        ("dspark", {"causal_head": True}, {}, "causal_head=True is not read there"),
+        ("dspark", {"attention_mode": "mla"}, {}, "attention_mode='mla' is not read there"),
+        ("dspark", {"projector_type": "domino"}, {}, "projector_type='domino' is not read there"),
+        (SPARK, {"is_causal": True}, {}, "is_causal=True is not read there"),
+        (SPARK, {"output_multiplier": 0.5}, {}, "output_multiplier=0.5 is not read there"),
+        (SPARK, {"attention_sink_bias": True}, {}, "attention_sink_bias=True is not read there"),
+        ("dflash", SLIDING, {}, "sliding_attention, and use_sliding_window is None"),
+        ("dflash", SLIDING | {"use_sliding_window": False}, {}, "use_sliding_window is False"),
+        ("eagle3", SLIDING | {"layer_types": SLIDING["layer_types"][:1]}, {}, "is None: some prog"),
+        ("peagle", {"speculators_config": {"proposal_methods": [SHORT]}}, {}, "tokens=0: it must"),
+        ("dflash", {"rope_parameters": ROPES}, {}, "rope_theta=77.0 of sliding_attention"),
     ],
 )
 def test_what_is_wrong_with_a_drafter_is_named(source, config, tensors, words, target, tmp_path):

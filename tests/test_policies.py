@@ -1,6 +1,7 @@
 """Draft-length policies: their names, and lengths that follow laws and texts but no drawn token."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -278,6 +279,10 @@ def test_every_policy_is_known_by_its_name_in_python_and_on_the_command_line():
         (lambda: HuggingFace(schedule="often"), ValueError, "'heuristic' or 'constant'"),
         (lambda: ExLlama(threshold=-1.0), ValueError, "least=-1.0"),
         (lambda: SuffixMatch(factor=0.0), ValueError, "above 0"),
+        (lambda: SuffixMatch(factor=math.nan), ValueError, "factor=nan.*finite"),
+        (lambda: SuffixMatch(offset=-math.inf), ValueError, "offset=-inf.*finite"),
+        (lambda: ExLlama(up=math.inf), ValueError, "up=inf.*finite"),
+        (lambda: drafters.Goodput(prior_tries=math.inf), ValueError, "prior_tries=inf.*finite"),
         (lambda: Confidence(0.5, along="tree"), ValueError, "'token' or 'path'"),
     ],
 )

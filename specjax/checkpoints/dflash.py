@@ -74,6 +74,27 @@ ONLY = {  # further keys, of which other values are another architecture's
     "pure_draft_prefix_len": (0,),
     "use_aux_hidden_state": (True,),
 }
+OUTSIDE = ONLY | {  # keys that have a meaning beside ``dflash_config`` in other programs
+    "add_swa_attention_sink_bias": (False,),
+    "attention_sink_bias": (False,),
+    "causal": (False,),
+    "causal_head": (False,),
+    "final_logit_softcapping": (0,),
+    "input_embedding_scale": (1,),
+    "is_causal": (False,),
+    "output_multiplier": (1,),
+    "projector_type": PROJECTORS,
+    "use_swa": (False,),
+}
+OUTSIDE_READ = (  # those that ``shape_of`` reads there
+    "add_swa_attention_sink_bias",
+    "attention_sink_bias",
+    "final_logit_softcapping",
+    "input_embedding_scale",
+    "is_causal",
+    "output_multiplier",
+    "projector_type",
+)
 _MASK = "mask_embedding.pt"  # vLLM's name
 HEADS = ("candidate_selector.", "prefix_gru.", "logit_head.", "xpress_head.", "lilicorr.")
 _UNUSED = "rotary_emb.inv_freq"
@@ -115,7 +136,7 @@ def shape_of(
         target.
     """
     count = target.target.num_layers
-    own = config.get("dflash_config") or {}
+    own = own_part(config)
     _check_known(config, own, {*known}, projectors)
     from_root = drafts_from_root(config, own)
     if from_root and not can_draft_from_root:
@@ -123,7 +144,7 @@ def shape_of(
         raise ValueError(
             f"{key}=true is not supported: the place of the root drafts nothing in such a drafter"
         )
-    ids = own.get("target_layer_ids")
+    ids = in_either(config, own, "target_layer_ids")
     layers, said = layers_of(config, own, tensors, target)
     if ids is None:
         ids = usual_ids(count, layers.num_layers)
@@ -161,6 +182,7 @@ def _check_known(config: Mapping, own: Mapping, known: set[str], projectors) -> 
                 f"dflash_config: {key}={given[key]!r} is not supported; accepted: "
                 f"{', '.join(map(repr, accepted))}"
             )
+    check_outside(config, known={*known, *OUTSIDE_READ})
     unknown = [key for key in given if key not in {*READ, *ONLY}]
     if unknown:
         raise ValueError(
@@ -170,7 +192,49 @@ def _check_known(config: Mapping, own: Mapping, known: set[str], projectors) -> 
         )
 
 
-def layers_of(config: Mapping, own: Mapping, tensors: Mapping, target) -> tuple:
+def check_outside(config: Mapping, known: Iterable[str] = ()) -> None:
+    """Raises ValueError for keys beside ``dflash_config`` that mean another architecture to a
+    program that reads them there, and are not in ``known``: those that the layout reads there."""
+    for key, accepted in OUTSIDE.items():
+        value = config.get(key)
+        if key not in known and value is not None and value not in accepted:
+            raise ValueError(
+                f"config.json: {key}={value!r} is not read there in this layout; accepted: "
+                f"{', '.join(map(repr, accepted))}"
+            )
+
+
+def own_part(config: Mapping, key: str = "dflash_config") -> Mapping:
+    """The part of a config about blocks; empty where it is absent.
+
+    Raises:
+      ValueError: it is no object.
+    """
+    own = config.get(key) or {}
+    if not isinstance(own, Mapping):
+        raise ValueError(f"config.json: {key}={own!r}: it must be an object")
+    return own
+
+
+def in_either(config: Mapping, own: Mapping, key: str) -> Any:
+    """The value of a key that may stand in ``own``, the part about blocks, or beside it; None: in
+    neither.
+
+    Raises:
+      ValueError: it stands in both, with two values.
+    """
+    given = [part[key] for part in (own, config) if part.get(key) is not None]
+    if any(value != given[0] for value in given):
+        raise ValueError(
+            f"config.json: {key} is {given[0]!r} in the part about blocks, and {given[1]!r} beside "
+            "it: delete the value with which the drafter was not trained"
+        )
+    return given[0] if given else None
+
+
+def layers_of(
+    config: Mapping, own: Mapping, tensors: Mapping, target, *, typed: bool = False
+) -> tuple:
     """The layers of a block drafter, and ``{"block_size": ..., "mask_token": ...}``.
 
     Args:
@@ -178,9 +242,11 @@ def layers_of(config: Mapping, own: Mapping, tensors: Mapping, target) -> tuple:
       own: the part of it that is about blocks; ``config`` itself where it is flat.
       tensors: of the file.
       target: the target.
+      typed: see ``layer_config``.
 
     Raises:
-      ValueError: a key is missing, or of another kind; or the file is one of another target.
+      ValueError: a key is missing, or of another kind, or has two values; or the file is one of
+        another target.
     """
     files = tensors.files if isinstance(tensors, Tensors) else ()
     beside = [path.with_name(_MASK) for path in files]
@@ -195,7 +261,7 @@ def layers_of(config: Mapping, own: Mapping, tensors: Mapping, target) -> tuple:
     check_scales(config, own, target)
     own_names = [name for name in tensors if name.startswith("layers.")]
     usual = dict(model_type="qwen3", vocab_size=target.target.vocab_size)
-    layers = layer_config(config, own_names, **usual)
+    layers = layer_config(config, own_names, typed=typed, **usual)
     check_sizes(target, hidden_size=layers.hidden_size, vocab_size=layers.vocab_size)
     count = target.target.num_layers
     if config.get("num_target_layers", count) != count:
@@ -203,8 +269,7 @@ def layers_of(config: Mapping, own: Mapping, tensors: Mapping, target) -> tuple:
             f"num_target_layers={config['num_target_layers']}: made for another target than "
             f"{target.name}, which has {count} layers; load the target that it belongs to"
         )
-    said: dict[str, Any] = {"block_size": config.get("block_size", own.get("block_size"))}
-    said |= {"mask_token_id": own.get("mask_token_id", config.get("mask_token_id"))}
+    said = {key: in_either(config, own, key) for key in ("block_size", "mask_token_id")}
     lacking = [name for name, value in said.items() if value is None]
     if lacking:
         raise ValueError(f"the config.json of a block drafter lacks {', '.join(lacking)}")
@@ -258,7 +323,7 @@ def drafter_of(
 
 
 def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
-    if type(drafter.config) is not BlockConfig:
+    if type(drafter.config) is not BlockConfig:  # of SpecDiff's the layout holds the weights
         raise ValueError(
             f"format='dflash': it has no place for the heads of a {type(drafter).__name__}; take "
             f"{drafter.name!r}"
@@ -284,7 +349,7 @@ def config_of(drafter: BlockDrafter, layout: str, *, can_draft_from_root: bool =
     if shape.from_root and not can_draft_from_root:
         raise ValueError(
             f"format={layout!r}: from_root=True: the root's place drafts nothing in this layout; "
-            "take 'dspark'"
+            "take 'dspark' (of DFlash2 'block-speculators')"
         )
     own = {
         "mask_token_id": shape.mask_token,

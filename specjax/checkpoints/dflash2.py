@@ -42,8 +42,8 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    own = config.get("dflash_config") or {}
-    said: dict[str, Any] = {key: own.get(key, config.get(key)) for key in KEYS}
+    own = dflash.own_part(config)
+    said: dict[str, Any] = {key: dflash.in_either(config, own, key) for key in KEYS}
     lacking = [key for key, value in said.items() if value is None]
     if lacking:
         raise ValueError(f"the config.json of a DFlash2 drafter lacks {', '.join(lacking)}")

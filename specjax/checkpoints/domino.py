@@ -35,10 +35,9 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    own = config.get("dflash_config") or {}
-    said: dict[str, Any] = {key: own.get(key) for key in KEYS} | {
-        "pure_draft_prefix_len": own.get("pure_draft_prefix_len", 0)
-    }
+    own = dflash.own_part(config)
+    said: dict[str, Any] = {key: dflash.in_either(config, own, key) for key in KEYS}
+    said["pure_draft_prefix_len"] = said["pure_draft_prefix_len"] or 0
     lacking = [key for key, value in said.items() if value is None]
     if lacking:
         raise ValueError(f"the config.json of a Domino drafter lacks {', '.join(lacking)}")

@@ -53,6 +53,10 @@ def load(config: Mapping, tensors: Mapping, target):
     for key, value in flags_of(config, is_causal=None, causal=None, use_swa=None).items():
         if value:
             raise ValueError(f"{key}={value!r}: in this layout blocks are seen whole")
+    read = ("attention_sink_bias", "add_swa_attention_sink_bias", "final_logit_softcapping")
+    read += ("input_embedding_scale", "output_multiplier")
+    kind = config.get("projector_type")
+    dflash.check_outside(config, known=(*read, *["projector_type"] * (kind == "dspark")))
     if dflash.drafts_from_root(config, config) is False:
         key = next(key for key in dflash.LABELS if config.get(key) is False)
         raise ValueError(
@@ -90,6 +94,11 @@ def load(config: Mapping, tensors: Mapping, target):
 
 def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
     shape = drafter.config
+    if type(drafter) not in (BlockDrafter, DSpark):
+        raise ValueError(
+            f"format='dspark': it has no place for what a {type(drafter).__name__} adds to the "
+            f"block; take {drafter.name!r}"
+        )
     dflash.check_vocab(drafter, "dspark")
     wrong = {"layers.qk_norm": not shape.layers.qk_norm, "from_root": not shape.from_root}
     wrong["causal"] = shape.causal is not None

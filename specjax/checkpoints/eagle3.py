@@ -77,7 +77,8 @@ def is_deepspecs(config: Mapping, names: set[str]) -> bool:
     return said and {"fc.weight", "layers.0.hidden_norm.weight"} <= names
 
 
-def load(config: Mapping, tensors: Mapping, target):
+def load(config: Mapping, tensors: Mapping, target, *, typed: bool = False):
+    """As ``loading`` asks of a layout; ``typed``: see ``layer_config``."""
     own = config.get("eagle_config") or {}
     reads = flags_of(config, use_aux_hidden_state=True)
     if not all(flags_of(own, **reads).values()):
@@ -89,6 +90,7 @@ def load(config: Mapping, tensors: Mapping, target):
     layer = layer_config(
         {**config, "num_hidden_layers": num_layers(tensors)},
         tensors,
+        typed=typed,
         model_type="llama",
         vocab_size=vocab,
     )

@@ -12,6 +12,7 @@ peagle``.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from ..drafters.eagle3 import Eagle3
@@ -19,6 +20,7 @@ from ..models.causal_lm import CausalLM
 from ..models.translate import family_of
 from . import eagle3
 from .layers import layer_hf, rope_of
+from .weights import check_integers
 
 DESCRIPTION = "speculators' of EAGLE-3 and P-EAGLE (speculators_model_type: eagle3, peagle)"
 DRAFTER, WEIGHTS_FILE = Eagle3, "model"
@@ -40,7 +42,23 @@ def load(config: Mapping, tensors: Mapping, target):
     if config.get("dependency_size"):
         raise ValueError(f"dependency_size={config['dependency_size']}: {_NO_DEPENDENCY}")
     own = {key: value for key, value in config.items() if key not in ("model_type", "vocab_size")}
-    return eagle3.load(own | rope_of(config) | layer, tensors, target)
+    drafter, params = eagle3.load(own | rope_of(config) | layer, tensors, target, typed=True)
+    return _trained(drafter, config), params
+
+
+def _trained(drafter: Eagle3, config: Mapping) -> Eagle3:
+    """The drafter with the depth for which the file says that all depths at once were trained.
+
+    Files of this project have the depth that was drafted in that place.
+    """
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    most = methods[0].get("speculative_tokens")
+    if drafter.config.mask_token is None or "specjax" in config or most is None:
+        return drafter
+    check_integers(speculative_tokens=most)
+    if most < 1:
+        raise ValueError(f"config.json: speculative_tokens={most}: it must be at least 1")
+    return dataclasses.replace(drafter, trained_depth=most, topology=None)
 
 
 def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:

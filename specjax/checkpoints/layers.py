@@ -8,7 +8,8 @@ from typing import Any
 
 from ..models.causal_lm import CausalLM
 from ..models.config import DecoderConfig
-from ..models.translate import config_from_hf, config_to_hf
+from ..models.families import FAMILIES
+from ..models.translate import config_from_hf, config_to_hf, windows_from_hf
 from ..types import HeadTarget
 
 _NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
@@ -18,21 +19,28 @@ _WITHOUT_EFFECT = ("max_positions", "model_type", "tie_embeddings", "eos_ids", "
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 
 
-def layer_config(hf: Mapping, names: Iterable[str], **usual) -> DecoderConfig:
+def layer_config(
+    hf: Mapping, names: Iterable[str], *, typed: bool = False, **usual
+) -> DecoderConfig:
     """The shape of the layers that a file has.
 
     Rotary settings are read from ``rope_theta`` and ``rope_scaling``, or from ``rope_parameters``.
     Which projections have biases, and whether queries and keys are normed, is read from the names
-    of the tensors rather than from the config, since programs disagree about the keys.
+    of the tensors rather than from the config, since programs disagree about the keys. Programs
+    disagree about windows, too: transformers has none unless ``use_sliding_window`` is true (in
+    Llama never), and servers go by ``layer_types``.
 
     Args:
       hf: the config, with the keys of Hugging Face.
       names: names of the file's tensors.
+      typed: whether ``layer_types`` alone says which layers have a window, as in the code of the
+        layout's authors; otherwise layers for which the two keys disagree are refused.
       usual: values for keys that the config lacks.
 
     Raises:
       ValueError: the layers are of another family, the two places for rotary settings contradict
-        each other, or ``config_from_hf`` does not support them.
+        each other, ``layer_types`` names windows that ``use_sliding_window`` does not, or
+        ``config_from_hf`` does not support them.
     """
     hf = usual | {key: value for key, value in hf.items() if value is not None}
     if hf.get("model_type") not in _KINDS:
@@ -51,12 +59,25 @@ def layer_config(hf: Mapping, names: Iterable[str], **usual) -> DecoderConfig:
         )
     if "rope_theta" not in hf and "rope_theta" in inside:
         hf["rope_theta"] = inside["rope_theta"]  # read even if there is a rope_scaling as well
+    local = "sliding_attention" in (hf.get("layer_types") or ())
+    if local:
+        if not typed and hf.get("use_sliding_window") is not True:
+            raise ValueError(
+                "config.json: layer_types has sliding_attention, and use_sliding_window is "
+                f"{hf.get('use_sliding_window')!r}: some programs give such layers a window and "
+                "others none; if the drafter was trained with windows, write "
+                '"use_sliding_window": true, else "full_attention" in layer_types'
+            )
+        hf["use_sliding_window"] = True
     names = set(names)
 
     def has(*ends):
         return any(name.endswith(ends) for name in names)
 
     config = config_from_hf(hf)
+    if local:  # of Llama's too
+        windows = windows_from_hf(hf, FAMILIES["qwen3"].windows, config.num_layers)
+        config = dataclasses.replace(config, **windows)
     return dataclasses.replace(
         config,
         window=(hf.get("specjax") or {}).get("window", config.window),

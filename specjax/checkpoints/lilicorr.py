@@ -27,7 +27,7 @@ from typing import Any
 from .._internal.file_keys import file_keys
 from ..drafters.lilicorr import LiLiCorr, LiLiCorrConfig
 from . import dflash, dflash2
-from .weights import check_integers, tensors_of
+from .weights import check_integers, check_numbers, tensors_of
 
 DESCRIPTION = "LiLiCorr's (lilicorr.relative_slot_bias, lilicorr.layers.{i}...; dflash_config)"
 DRAFTER, WEIGHTS_FILE = LiLiCorr, "model"
@@ -70,14 +70,12 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    own = config.get("dflash_config") or {}
+    own = dflash.own_part(config)
     lacking = [key for key in KEYS if own.get(key) is None]
     if lacking:
         raise ValueError(f"the config.json of a LiLiCorr drafter lacks {', '.join(lacking)}")
     said: dict[str, Any] = {key: own[key] for key in KEYS}
-    wrong = [key for key in FLOATS if isinstance(said[key], bool | str)]
-    if wrong:
-        raise ValueError(f"config.json: {wrong[0]}={said[wrong[0]]!r}: it must be a number")
+    check_numbers(**{key: said[key] for key in FLOATS})
     said |= {key: own[key] for key in CONVOLUTIONS if own.get("conv_kernel_size") and key in own}
     check_integers(**{key: value for key, value in said.items() if key not in FLOATS})
     sizes = {(KEYS | CONVOLUTIONS)[key]: value for key, value in said.items()}

@@ -6,6 +6,7 @@ A layout states the names of its tensors and the path of the parameter that each
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,13 @@ def check_integers(**values) -> None:
     wrong = [f"{name}={value!r}" for name, value in values.items() if type(value) is not int]
     if wrong:
         raise ValueError(f"config.json: {', '.join(wrong)}: it must be a whole number")
+
+
+def check_numbers(**values) -> None:
+    """Raises ValueError for entries of a config, given by name, that are no finite numbers."""
+    for name, value in values.items():
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise ValueError(f"config.json: {name}={value!r}: it must be a finite number")
 
 
 def flags_of(config: Mapping, **usual: bool | None) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def config_from_hf(hf: Mapping[str, object]) -> DecoderConfig:
     values["eos_ids"] = ids_of(values["eos_ids"])
     if family.fixed.get("positions", "rope") == "rope":
         values |= _rope_from_hf(filled, family)
-    values |= _windows_from_hf(hf, family.windows, values["num_layers"])
+    values |= windows_from_hf(hf, family.windows, values["num_layers"])
     if "plain_layers" in values:
         values["plain_layers"] = tuple(values["plain_layers"])
     with file_keys({key: name for name, key in family.keys.items()}):
@@ -225,7 +225,7 @@ def _refuse_unsupported(hf: Mapping[str, object], family: Family) -> None:
             )
 
 
-def _windows_from_hf(
+def windows_from_hf(
     hf: Mapping[str, object], windows: Windows | None, num_layers: int
 ) -> dict[str, object]:
     """``window`` and ``local_layers``, as transformers fills them."""
@@ -278,6 +278,13 @@ def _rope_from_hf(hf: Mapping[str, object], family: Family) -> dict[str, object]
     }
     if "rotary_fraction" not in family.rope_keys and inside["rotary_fraction"] not in (None, 1.0):
         raise ValueError("config.json: partial_rotary_factor below 1 is not supported")
+    theta = inside["rope_theta"] or hf.get(family.rope_keys.get("rope_theta"))
+    if "local_rope_theta" not in family.rope_keys and local.get("rope_theta") not in (None, theta):
+        raise ValueError(
+            f"config.json: rope_theta={local['rope_theta']!r} of sliding_attention is another than "
+            f"{theta!r} of full_attention, which is not supported: the layers of this family have "
+            "one for all"
+        )
     if local.get("rope_type", "default") != "default":
         raise ValueError(
             f"config.json: rope_type={local['rope_type']!r} of local layers is not supported"

@@ -23,6 +23,7 @@ the batch, a cost linear in the tokens, and no probes.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -102,12 +103,12 @@ class Goodput(DraftLengthPolicy):
     learns_from_rests = False
 
     def __post_init__(self):
-        prior = 0 <= self.prior_acceptance <= 1 and self.prior_tries > 0
+        prior = 0 <= self.prior_acceptance <= 1 and 0 < self.prior_tries < math.inf
         if not (prior and self.fade_rounds >= 1):
             raise ValueError(
                 f"Goodput(prior_acceptance={self.prior_acceptance}, "
                 f"prior_tries={self.prior_tries}, fade_rounds={self.fade_rounds}): need "
-                "0 <= prior_acceptance <= 1, prior_tries > 0 and fade_rounds >= 1"
+                "0 <= prior_acceptance <= 1, finite prior_tries > 0 and fade_rounds >= 1"
             )
         if not (1 <= self.min_pause <= self.max_pause and self.probe_share > 0):
             raise ValueError(

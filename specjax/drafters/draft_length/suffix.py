@@ -60,8 +60,10 @@ class SuffixMatch(DraftLengthPolicy):
     name = "suffix"
 
     def __post_init__(self):
-        if self.factor <= 0 or self.factor == math.inf:
+        if not 0 < self.factor < math.inf:
             raise ValueError(f"SuffixMatch(factor={self.factor}): it must be above 0 and finite")
+        if not math.isfinite(self.offset):
+            raise ValueError(f"SuffixMatch(offset={self.offset}): it must be finite")
         _ = self.confidence  # refuses what is no probability
 
     @property
