@@ -14,6 +14,7 @@ References: DFlash, 2602.06036.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import ClassVar
 
@@ -37,7 +38,7 @@ class AnchorConfig(frozen.FrozenConfig):
     decay_length: float = 7.0  # place k of a block is weighted by exp(-(k - 1) / decay_length)
     weighting: str = "decay"  # of places: by decay_length; by accepted streaks: d-pace, streak, ...
     streak_temperature: float = 1.0  # at which drafts will be drawn; divides logits in streaks
-    pace_floor: float = 0.5  # alpha of d-pace: 0 weighs as streak does, 1 weighs place k by K+1-k
+    pace_floor: float = streaks.PACE_FLOOR  # alpha of d-pace: 0: as streak, 1: place k by K+1-k
     TEXT: ClassVar[tuple[str, float]] = "teacher_share", 0.0  # where the loss is the text's alone
 
     def __post_init__(self):
@@ -65,7 +66,7 @@ class BlockTrainingConfig(AnchorConfig):
 
     num_heads: int = 7  # the masks of a block, which has one token more
     num_layers: int = 2  # layers of the drafter
-    layers: tuple[int, ...] = (1,)  # layers of the target whose hidden states are read
+    layers: tuple[int, ...] = ()  # layers whose hidden states are read; []: five, spread evenly
     mask_token: int = -1  # whose embedding is a mask's; -1: an unused row, else end of text
     intermediate_size: int = 0  # of its layers; 0: the target's
     causal: bool = False  # whether a place sees only the places before it, as in JetSpec
@@ -75,8 +76,6 @@ class BlockTrainingConfig(AnchorConfig):
         for name, least in (("num_layers", 1), ("intermediate_size", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least {least}")
-        if not self.layers:
-            raise ConfigError("layers=[]; accepted: at least one layer of the target")
         if len({*self.layers}) < len(self.layers):
             raise ConfigError(f"layers={list(self.layers)}: each layer is read once; name it once")
 
@@ -98,7 +97,15 @@ def make_block(config: BlockTrainingConfig, setting: frozen.Setting) -> Heads:
         return [(target.head_table(target_params), None, state) for state in states]
 
     params = fresh(drafter, config.run.seed)
-    return Heads(drafter, params, outputs, layers=config.layers)
+    return Heads(drafter, params, outputs, layers=shape.target_layers)
+
+
+def layers_of(config: AnchorConfig, count: int) -> tuple[int, ...]:
+    """Returns the layers of a target with ``count`` layers whose hidden states a drafter reads;
+    none for recipes whose drafters read the last layer alone."""
+    if not isinstance(config, BlockTrainingConfig):
+        return ()
+    return config.layers or block.usual_layers(count)
 
 
 def shape_of(config: BlockTrainingConfig, setting: frozen.Setting) -> dict:
@@ -109,7 +116,7 @@ def shape_of(config: BlockTrainingConfig, setting: frozen.Setting) -> dict:
     return dict(
         layers=dataclasses.replace(layers, **own),
         mask_token=frozen.mask_of(config.mask_token, setting),
-        target_layers=config.layers,
+        target_layers=layers_of(config, setting.lm.config.num_layers),
         causal=config.causal or None,
     )
 
@@ -210,14 +217,19 @@ def at(x: jax.Array, places: jax.Array) -> jax.Array:
 def laid(outputs, rows, anchors) -> list[chunks.Head]:
     """Returns a head for each mask, over all anchors.
 
-    The weight is 0 unless the anchor and the tokens up to the predicted one are in one document.
+    The weight is 0 unless the anchor and the tokens up to the predicted one are in one document,
+    and all tokens after the anchor up to that one count, as those of a round do: in a conversation
+    a block ends where the part that is learned ends.
     """
     document, found = at(rows.segments, anchors), []
+    counts = jnp.ones(anchors.shape, bool)
     for k, (table, bias, state) in enumerate(outputs):
         states = state.reshape(len(state), *anchors.shape).transpose(1, 2, 0)
         piece = {"next": at(rows.tokens, anchors + 1 + k), "hidden": at(rows.hidden, anchors + k)}
         fits = at(rows.segments, anchors + k) == document
-        weight = fits * at(rows.weight, anchors + k)
+        weight = at(rows.weight, anchors + k)
+        counts &= weight > 0
+        weight = fits * counts * weight
         found.append(chunks.Head((table, bias), states, piece, weight))
     return found
 
@@ -235,10 +247,15 @@ def make_terms(target, config: AnchorConfig):
 
 
 def drawn_anchors(keys, rows, config: AnchorConfig) -> jax.Array:
-    """Returns int32 ``[B, A]``: random anchors after which a row has room for a block."""
+    """Returns int32 ``[B, A]``: random anchors after which a row has room for a block, and the next
+    token counts; in rows in which no token does, any."""
     size, room = config.num_anchors, rows.hidden.shape[1] - config.num_heads
-    draw = jax.vmap(lambda key: jax.random.randint(key, (size,), 0, room, jnp.int32))
-    return draw(keys.rows)
+    counts = rows.weight[:, :room] > 0
+    order = jnp.argsort(~counts, axis=1, stable=True).astype(jnp.int32)  # those that count first
+    most = jnp.sum(counts, axis=1)
+    most = jnp.where(most > 0, most, room)
+    draw = jax.vmap(lambda key, most: jax.random.randint(key, (size,), 0, most, jnp.int32))
+    return at(order, draw(keys.rows, most))
 
 
 def make_loss(
@@ -332,7 +349,7 @@ def run_blocks(
     """Trains what ``make(config, setting)`` makes on blocks after anchors, draws the curves,
     exports to ``run.folder/model``. ``make_settle(config, setting)`` makes ``settle`` of
     ``frozen.train``."""
-    setting = frozen.make_setting(config, lambda count: getattr(config, "layers", ()))
+    setting = frozen.make_setting(config, functools.partial(layers_of, config))
     how = dict(make_loss=make_loss, make_measure=make_measure)
     how["settle"] = make_settle and make_settle(config, setting)
     frozen.train(config, setting, make(config, setting), dry_run=dry_run, **how)

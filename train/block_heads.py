@@ -13,9 +13,10 @@ and no gradient flows through guesses. The k-th place is weighted by exp(-(k - 1
 Blocks and anchors are those of the recipe ``block``; the place of a Domino drafter's anchor
 predicts too.
 
-The corrected law of DFlash2 is that of its candidates, the tokens with the greatest logits of the
-block at their place, as in drafting; only where -log q(token) is learned is the true token a
-candidate too. The convolutions begin as the identity.
+The corrected logits of DFlash2 are those of its candidates, the tokens with the greatest logits of
+the block at their place; only where -log q(token) is learned is the true token a candidate too. In
+TV, and where own drafts are drawn, q is the law from which the drafter draws, in which tokens that
+are no candidates keep what the block gives them. The convolutions begin as the identity.
 
 The scores of LiLiCorr's candidates are given the true token before; a place counts there as long
 as it and the places before it have the true token among their candidates.
@@ -237,7 +238,7 @@ def make_block_heads(config: BlockHeadsTrainingConfig, setting: frozen.Setting) 
     if config.on_policy:
         lay = own_drafts.make_lay(config, setting, outputs, law_of(config, target))
     params = fresh(drafter, config.run.seed)
-    return Heads(drafter, params, outputs, layers=config.layers, lay=lay)
+    return Heads(drafter, params, outputs, layers=drafter.config.target_layers, lay=lay)
 
 
 def check_candidates(config: BlockHeadsTrainingConfig, target) -> None:
@@ -280,8 +281,8 @@ def make_terms(target, config: BlockHeadsTrainingConfig):
             return jnp.where(pieces["own"], drawn, found)
 
         def distance_of(q, candidate):
-            """TV of the law from which tokens are drafted."""
-            drafted = jax.nn.softmax(q if candidate is None else drawable(q, candidate))
+            """TV of the law from which tokens are drawn."""
+            drafted = jax.nn.softmax(q if candidate is None else whole_law(q, candidate, base))
             return jnp.sum(jnp.abs(drafted - required(said.law, "law")), axis=-1) / 2
 
         def value(q, candidate=None):
@@ -326,8 +327,9 @@ def make_terms(target, config: BlockHeadsTrainingConfig):
 
 
 def law_of(config: BlockHeadsTrainingConfig, target):
-    """Returns ``logits_of(table, states, token=None)``, for ``own_drafts.make_lay``: the corrected
-    logits, those of DFlash2 without tokens that are no candidates, but for ``token``."""
+    """Returns ``logits_of(table, states, token=None)``, for ``own_drafts.make_lay``: the logits of
+    the law from which tokens are drawn, of DFlash2 the whole law. With ``token`` those of the law
+    that is learned, of DFlash2 over candidates and ``token`` alone."""
     if config.kind != "dflash2":
         return lambda table, states, token=None: chunks.logits_of(table, states)
 
@@ -336,7 +338,9 @@ def law_of(config: BlockHeadsTrainingConfig, target):
         base = chunks.logits_of(table[:, :size], states[..., :size])
         candidate = candidates_of(base, config.num_candidates)
         q = chunks.logits_of(table, states)
-        return drawable(q, candidate) if token is None else with_token(q, candidate, token)
+        if token is None:
+            return whole_law(q, candidate, base)
+        return with_token(q, candidate, token)
 
     return logits_of
 
@@ -351,6 +355,15 @@ def candidates_of(base: jax.Array, count: int) -> jax.Array:
 def drawable(logits: jax.Array, candidate: jax.Array) -> jax.Array:
     """Logits ``[B, C, V]`` without those of tokens that are no candidates."""
     return jnp.where(candidate, logits, -jnp.inf)
+
+
+def whole_law(logits: jax.Array, candidate: jax.Array, base: jax.Array) -> jax.Array:
+    """The logarithms ``[B, C, V]`` of the law from which DFlash2 draws (``drafters.candidates``):
+    candidates share, by ``logits``, the probability that the block, of the logits ``base``, gives
+    them, and other tokens keep theirs."""
+    law = jax.nn.log_softmax(base)
+    mass = jax.nn.logsumexp(drawable(law, candidate), axis=-1, keepdims=True)
+    return jnp.where(candidate, jax.nn.log_softmax(drawable(logits, candidate)) + mass, law)
 
 
 def with_token(logits: jax.Array, candidate: jax.Array | None, token: jax.Array) -> jax.Array:

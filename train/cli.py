@@ -44,6 +44,7 @@ RECIPES = OTHERS | {
 # The recipes that can run on a mesh of devices and in several processes. `boost` and `objectives`
 # have the section distill.run, and run in one process.
 SHARED = {"pretrain", "unlikelihood", "distill", "prune", "medusa2", *HEADS}
+NOT_RECOMPUTED = ("specdec", "mtp_heads")  # recipes whose layers `run.remat` does not reach
 HELP = {"-h", "--help"}
 PATIENCE = 100  # seconds without a sign of life after which a process counts as dead
 
@@ -170,6 +171,11 @@ def check_scale(name: str, settings, processes) -> None:
     asked = [f"run.{field}" for field in fields if getattr(run, field) != getattr(usual, field)]
     if asked and name not in SHARED:
         raise ConfigError(f"{', '.join(asked)}: the recipe {name} has no use for it; leave it out")
+    if "run.remat" in asked and name in NOT_RECOMPUTED:
+        raise ConfigError(
+            f"run.remat=true: the recipe {name} recomputes no layer; leave it out, and save memory "
+            "by run.accumulate"
+        )
     if processes and name not in SHARED:
         raise ConfigError(
             f"--processes: the recipe {name} runs in one process; the recipes that run in several "

@@ -81,6 +81,16 @@ class DepthWidthConfig:
             )
         if self.turns < 0:
             raise ConfigError(f"turns={self.turns}; accepted: at least 0")
+        own = {"data.seed": "seeds", "run.seed": "seeds", "run.folder": "output"}
+        own["report.plan_prompts"] = "turns"
+        for name, instead in own.items():
+            section, field = name.split(".")
+            part = getattr(self.distill, section)
+            if getattr(part, field) != getattr(type(part)(), field):
+                raise ConfigError(
+                    f"distill.{name}={getattr(part, field)!r}: in a study {instead} says that; "
+                    "leave it out"
+                )
         if self.distill.init:
             raise ConfigError(
                 f"distill.init={self.distill.init!r}: the shapes differ, so all models begin with "

@@ -121,7 +121,7 @@ def make_dspark(config: DSparkTrainingConfig, setting: frozen.Setting) -> Heads:
 
     lay = own_drafts.make_lay(config, setting, outputs) if config.on_policy else None
     params = fresh(drafter, config.run.seed)
-    return Heads(drafter, params, outputs, layers=config.layers, lay=lay)
+    return Heads(drafter, params, outputs, layers=drafter.config.target_layers, lay=lay)
 
 
 def make_terms(target, config: DSparkTrainingConfig):

@@ -35,7 +35,7 @@ import specjax
 from specjax.drafters import eagle3, peagle
 from specjax.models.config import DecoderConfig
 
-from . import frozen, unroll_streaks
+from . import frozen, streaks, unroll_streaks
 from .config import ConfigError
 from .rows import Heads, fresh
 from .unroll import unroll
@@ -68,7 +68,7 @@ class Eagle3TrainingConfig(frozen.FrozenConfig):
     dependency_size: int = 0  # with parallel, size of the layer that reads the draft; 0: none
     window: int = 0  # tokens that the head attends to, at least data.length; 0: the whole text
     weighting: str = "decay"  # of steps: by decay; by accepted streaks: d-pace, ce-streak
-    pace_floor: float = 0.5  # alpha of d-pace: 0 weighs by streaks alone, 1 step k by K + 1 - k
+    pace_floor: float = streaks.PACE_FLOOR  # alpha of d-pace: 0: by streaks, 1: step k by K+1-k
     teacher_share: float = 1.0  # always 1: the head learns the target's law
 
     def __post_init__(self):
@@ -86,6 +86,11 @@ class Eagle3TrainingConfig(frozen.FrozenConfig):
             raise ConfigError(
                 f"dependency_size={self.dependency_size} without parallel: an EAGLE-3 head reads "
                 "its own draft in each pass; leave it out, or give parallel=true"
+            )
+        if self.mask_token != -1 and not self.parallel:
+            raise ConfigError(
+                f"mask_token={self.mask_token} without parallel: an EAGLE-3 head has no masks; "
+                "leave it out, or give parallel=true"
             )
         unroll_streaks.check(self.weighting, self.pace_floor)
         if self.teacher_share != 1:

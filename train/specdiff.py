@@ -94,7 +94,9 @@ def make_specdiff(config: SpecDiffTrainingConfig, setting: frozen.Setting) -> He
         states = block.states_of(drafter, params, target_params, rows, anchors, shown)
         return [(target.head_table(target_params), None, state) for state in states]
 
-    return Heads(drafter, fresh(drafter, config.run.seed), outputs, layers=config.layers)
+    return Heads(
+        drafter, fresh(drafter, config.run.seed), outputs, layers=drafter.config.target_layers
+    )
 
 
 def masked(keys: jax.Array, count: int, places: int, masking: str) -> tuple[jax.Array, jax.Array]:

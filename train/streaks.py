@@ -40,6 +40,9 @@ from .evaluate import Mean
 KINDS = ("decay", "d-pace", "streak", "ce-streak")
 
 
+PACE_FLOOR = 0.5  # the usual alpha of d-pace
+
+
 def check(weighting: str, pace_floor: float, temperature: float) -> None:
     """Raises ``ConfigError`` for an unknown weighting, an alpha outside of 0 to 1, or a temperature
     that cannot be or that nothing reads."""
@@ -47,6 +50,11 @@ def check(weighting: str, pace_floor: float, temperature: float) -> None:
         raise ConfigError(f"weighting={weighting!r}; known: {', '.join(KINDS)}")
     if not 0 <= pace_floor <= 1:
         raise ConfigError(f"pace_floor={pace_floor}; accepted: 0 to 1")
+    if weighting != "d-pace" and pace_floor != PACE_FLOOR:
+        raise ConfigError(
+            f"pace_floor={pace_floor} with weighting={weighting!r}, which does not read it: leave "
+            "it out, or give weighting=d-pace"
+        )
     if not 0 < temperature < math.inf:
         raise ConfigError(
             f"streak_temperature={temperature}; accepted: above 0, and finite; for a drafter "

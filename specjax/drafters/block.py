@@ -117,6 +117,18 @@ class BlockConfig(SizesOfLayers):
         return self.block_size - 1 + self.from_root
 
 
+def usual_layers(num_layers: int) -> tuple[int, ...]:
+    """The hidden states that a block drafter reads of a target with n layers, if none are named.
+
+    Up to five, spread evenly from that of the second layer to that of the third last, as in DFlash;
+    of fewer than four layers that of the one in the middle.
+    """
+    if num_layers < 4:
+        return ((num_layers + 1) // 2,)
+    last = num_layers - 2
+    return tuple(sorted({round(2 + i * (last - 2) / 4) for i in range(5)}))
+
+
 class BlockLayers(nnx.Module):
     """The weights of a block drafter, which uses the embeddings and the LM head of the target.
 

@@ -240,6 +240,7 @@ def test_a_file_of_another_recipe_is_refused_with_the_one_that_it_is_of(capsys):
     ("words", "message"),
     [
         (["corpus", "run.mesh=data=2"], "run.mesh: the recipe corpus has no use for it"),
+        (["specdec", "run.remat=true"], "run.remat=true: the recipe specdec recomputes no layer"),
         (["features", "--processes", "localhost:1", "2", "0"], "features runs in one process"),
         (
             ["eagle3", "--processes", "localhost:1", "2", "two"],

@@ -162,6 +162,8 @@ def test_a_study_that_is_stopped_goes_on_and_ends_with_table_picture_and_finding
         ("turns=-1", "turns=-1; accepted"),
         ("timed_prompts=0", "timed_prompts=0; accepted: 1 to"),
         ("distill.init=folder", "leave it out"),
+        ("distill.run.seed=3", "distill.run.seed=3: in a study seeds says that"),
+        ("distill.run.folder=x", "distill.run.folder='x': in a study output says that"),
     ],
 )
 def test_a_study_that_makes_no_sense_is_refused(field, said, place, capsys):

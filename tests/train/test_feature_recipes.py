@@ -27,6 +27,7 @@ from training_toys import logits_of
 
 import specjax
 from specjax import trees
+from specjax.drafters.block import usual_layers
 from specjax.trees import expand
 from specjax.types import Context, Draft, Segment
 
@@ -254,6 +255,15 @@ def test_a_mask_token_that_the_text_uses_is_refused(place, kind, make, words):
     assert frozen.mask_of(-1, setting) == setting.end_of_text
 
 
+def test_a_block_reads_layers_of_all_depths_unless_they_are_named(place):
+    made, setting = setting_of(place, block.Config)
+    count = setting.lm.config.num_layers
+    built = block.make_block(made, setting)
+    assert built.layers == built.drafter.features == usual_layers(count)
+    assert [usual_layers(n) for n in (1, 2, 3, 4, 6)] == [(1,), (1,), (2,), (2,), (2, 3, 4)]
+    assert usual_layers(32) == (2, 9, 16, 23, 30)
+
+
 @pytest.mark.parametrize(
     ("num_unused", "in_text", "zeros", "taken", "words"),
     [
@@ -314,7 +324,7 @@ def test_long_rows_attend_in_blocks_to_the_same_features(place, monkeypatch):
     [
         (block, "num_layers=0", "num_layers=0; accepted: at least 1"),
         (block, "decay_length=0", "decay_length=0.0; accepted: above 0, and finite"),
-        (block, "layers=[]", "accepted: at least one layer"),
+        (block, "layers=[1, 1]", "each layer is read once"),
         (dspark, "markov=lstm", "markov='lstm'; known: vanilla, gated, rnn"),
         (dspark, "teacher_share=0", "DSpark learns the target's law"),
         (block_heads, "kind=dflash", "kind='dflash'; known: domino, xpress, dflash2, lilicorr"),
@@ -327,6 +337,7 @@ def test_long_rows_attend_in_blocks_to_the_same_features(place, monkeypatch):
         (dspark, "ce_share=2", "ce_share=2.0"),
         (dspark, "scaled_for=all", "scaled_for='all'; known: drawn, greedy, nothing"),
         (eagle3, "window=99", "window=99; accepted: 0, or at least data.length=256"),
+        (eagle3, "mask_token=3", "mask_token=3 without parallel: an EAGLE-3 head has no masks"),
         (eagle3, "num_layers=0", "num_layers=0; accepted: at least 1"),
     ],
 )

@@ -108,8 +108,13 @@ def next_place(drafter, params, teacher, memory, before, state, k):
         return q, memory, (base, q)
     known = heads.selector.predecessors[...][before[0]] * heads.selector.projection(state)[:, 0]
     q = base + heads.selector.successors[...] @ known
-    least = jnp.sort(base)[-drafter.config.num_candidates]
-    return jnp.where(base >= least, q, -jnp.inf), memory, (base, q)
+    candidate, law = candidates_of(base, drafter.config.num_candidates), jax.nn.softmax(base)
+    among = jax.nn.softmax(jnp.where(candidate, q, -jnp.inf)) * jnp.sum(law * candidate)
+    return jnp.log(jnp.where(candidate, among, law)), memory, (base, q)
+
+
+def candidates_of(base, count):
+    return base >= jnp.sort(base)[-count]
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5))
@@ -121,7 +126,8 @@ def loss_of_place(q, p, known, token, mine, own):
 
         def nats(x):
             """Of token x, which is among the candidates in its own term."""
-            may = jnp.isfinite(q) | (jnp.arange(len(q)) == x)
+            may = jnp.arange(len(q)) == x
+            may |= candidates_of(base, own.num_candidates) if own.kind == "dflash2" else True
             return -jax.nn.log_softmax(jnp.where(may, corrected, -jnp.inf))[x]
 
         alone = -jax.nn.log_softmax(base)
@@ -194,11 +200,12 @@ def slow_loss(own, built, teacher, params, rows, written=None):
                     written[row, a, k] = drawn(q, number, own.temperature)
                 return written[row, a, k]
 
-            alive = float(rows.weight[row, anchor])
+            alive = counts = float(rows.weight[row, anchor])
             chain = places(own, built, teacher, params, rows, row, anchor, follow)
             for k, (q, p, known, token) in enumerate(chain):
                 same = bool(rows.segments[row, anchor + k] == rows.segments[row, anchor])
-                weight = alive if mine else float(rows.weight[row, anchor + k]) * same
+                counts *= float(rows.weight[row, anchor + k])
+                weight = alive if mine else counts * same
                 weight = written.setdefault((row, a, k, "weight"), weight)
                 value = loss_of_place(q, p, known, token, mine, own)
                 factor = math.exp(-k / own.decay_length) * weight
@@ -236,9 +243,9 @@ def differences(fields, slopes=True, seed=4, noise=0.4):
     ("fields", "how"),
     [
         ({}, {}),
-        (dict(on_policy=0.5), dict(seed=7)),
-        (dict(on_policy=1.0, temperature=0.6), {}),
-        (dict(on_policy=0.75, temperature=0.0), dict(seed=7)),
+        (dict(on_policy=0.5), dict(seed=2)),
+        (dict(on_policy=1.0, temperature=0.6), dict(seed=5)),
+        (dict(on_policy=0.75, temperature=0.0), dict(seed=9)),
         (dict(on_policy=0.75, kind="dflash2"), {}),
         (dict(on_policy=0.75, kind="domino"), dict(seed=6, noise=1.0)),
     ],

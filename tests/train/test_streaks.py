@@ -1,5 +1,7 @@
 """Weights by accepted streaks against the papers' formulas; masks of a block and their weights."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -215,6 +217,8 @@ def test_fault_weights_that_are_not_those_of_the_streak_are_seen(fault):
     [
         (block, ["weighting=pace"], "weighting='pace'; known: decay, d-pace, streak, ce-streak"),
         (block, ["weighting=d-pace", "pace_floor=2"], "pace_floor=2.0; accepted: 0 to 1"),
+        (block, ["pace_floor=0.2"], "weighting='decay', which does not read it"),
+        (block, ["weighting=streak", "pace_floor=0.2"], "pace_floor=0.2 with weighting='streak'"),
         (block, ["streak_temperature=0.5"], "weighting='decay', which has no streaks: leave it"),
         (block, ["weighting=streak", "streak_temperature=0"], "accepted: above 0, and finite"),
         (block, ["weighting=streak", "teacher_share=1"], "teacher_share=1.0: .* teacher_share=0"),
@@ -230,6 +234,30 @@ def test_settings_of_a_loss_that_cannot_be_are_refused(kind, words, message):
         made_of(*words, kind=kind.Config)
     made_of("weighting=streak", "ce_share=1", kind=dspark.Config)
     made_of("weighting=streak", "masking=all", kind=specdiff.Config)
+
+
+def test_blocks_begin_where_a_token_counts_and_end_where_one_does_not():
+    """As in a conversation, of which only the answers are learned."""
+    weight = np.ones((3, 20), np.float32)
+    weight[0, :7] = weight[0, 12:15] = weight[1] = 0
+    tokens = jax.random.randint(jax.random.key(0), (3, 21), 1, VOCAB)
+    hidden = jnp.zeros((3, 20, SIZE))
+    rows = dict(tokens=tokens, weight=jnp.asarray(weight), segments=jnp.zeros((3, 21), jnp.int32))
+    rows = SimpleNamespace(**rows, hidden=hidden)
+    made, keys = made_of("num_anchors=200"), make_keys(jax.random.key(1), jnp.arange(3))
+    anchors = block.drawn_anchors(keys, rows, made)
+    room = 20 - PLACES
+    assert [sorted({*map(int, row)}) for row in anchors] == [
+        [at for at in range(room) if weight[0, at]],
+        *[list(range(room))] * 2,
+    ]
+    states = jnp.zeros((SIZE, 3 * 200))
+    heads = block.laid([(None, None, states)] * PLACES, rows, anchors)
+    for k, head in enumerate(heads):
+        after = np.asarray(anchors)[..., None] + np.arange(k + 1)
+        wanted = [weight[row][after[row]].prod(axis=-1) for row in range(3)]
+        np.testing.assert_array_equal(head.weight, wanted)
+    assert heads[-1].weight[0].sum() < heads[0].weight[0].sum() == 200
 
 
 # --------------------------------------------------------------------------- masks of a block
