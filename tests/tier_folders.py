@@ -97,7 +97,10 @@ FOLDERS = {
         (EVERYTHING, FULL),
     ],
     "train/test_prune_recipe.py": [("fault|one_by_one", DEFAULT), (EVERYTHING, FULL)],
-    "train/test_specdec_recipe.py": [("needs_texts|begin_every_text", MERGE), ("", FULL)],
+    "train/test_specdec_recipe.py": [
+        ("needs_texts|begin_every_text|dry_run|interrupted|processes|not_read", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "train/test_start.py": [("another_shape", DEFAULT), (EVERYTHING, MERGE)],
     "train/test_streaks.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "train/test_unlikelihood.py": [("learns_not", FULL), (EVERYTHING, MERGE)],

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 from pathlib import Path
 
+import jax
 import numpy as np
 
 import specjax
@@ -16,9 +17,10 @@ from specjax.models import lm as models
 from specjax.models.seq2seq import encoder_inputs
 
 from . import samples, tokenizer
-from .config import ConfigError
+from .config import ConfigError, DataConfig
 
 PAIRS = "pairs.npz"  # the file in ``run.folder`` that keeps what an encoder-decoder target wrote
+UNFINISHED = "pairs.jsonl"  # the file beside it that keeps the texts written so far, until all are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,36 +70,87 @@ def rows_of(lists, width: int) -> np.ndarray:
     return rows
 
 
-def written_pairs(config, teacher: models.LM) -> Pairs:
+def written_pairs(config, teacher: models.LM, *, dry_run: bool = False) -> Pairs:
     """What an encoder-decoder target writes for each source, from ``run.folder`` if it is there.
 
+    Args:
+      dry_run: return the pairs of the first sources alone, as many as one batch needs, and write
+        no file.
+
     Raises:
-      ConfigError: there are no sources, or the target cannot write after them.
+      ConfigError: there are no sources, the target cannot write after them, ``run.folder`` holds
+        unfinished texts of other sources or settings, or several processes would write.
     """
     hears = teacher.target.reads == "features"
     asked, source, lengths, told = (_windows if hears else _texts)(config, teacher)
     begin = list(config.start_ids or teacher.config.start_ids)
     _check_begin(config, teacher, begin)
+    check_count(config, len(asked))
     kept, of = Path(config.run.folder) / PAIRS, {"fingerprint": teacher.checkpoint or ""}
     of |= {"sources": told, "longest": str(config.data.length), "begin": str(begin)}
+    count = config.data.batch if dry_run else len(asked)
     arrays = _kept(kept, of)
     if arrays is None:
-        check_count(config, len(asked))
+        _check_one_process(config)
         room = dict(max_new_tokens=config.data.length + 1 - len(begin))
         if hears:
             room["prompt"] = begin
-        how = dict(batch=config.data.batch, drafter="ngram")
-        served = specjax.serve_offline(teacher, [one | room for one in asked], **how)
-        if not served.finished:
-            raise KeyboardInterrupt
-        texts = [[*begin, *row.tokens] for row in served.rows]
+        unfinished = None if dry_run else kept.with_name(UNFINISHED)
+        rows = _written(config, teacher, [one | room for one in asked[:count]], unfinished)
+        texts = [[*begin, *row.tokens] for row in rows]
         arrays = rows_of(texts, config.data.length + 1), np.asarray([*map(len, texts)], np.int32)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        temporary = kept.with_suffix(".tmp")
-        with temporary.open("wb") as file:
-            np.savez(file, text=arrays[0], length=arrays[1], **of)
-        temporary.replace(kept)
-    return Pairs(source, lengths, *arrays, num_given=len(begin))
+        if not dry_run:
+            _keep(kept, arrays, of)
+            unfinished.unlink()
+    return Pairs(source, lengths, *arrays, num_given=len(begin)).some(np.arange(count))
+
+
+def _written(config, teacher: models.LM, asked: list[dict], unfinished: Path | None) -> list:
+    """The rows that the target writes for requests.
+
+    Each finished row is kept in the file ``unfinished``, if one is named, and a later call with the
+    same requests goes on from there.
+    """
+    if unfinished is not None:
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
+    how = dict(batch=config.data.batch, drafter="ngram", output=unfinished)
+    try:
+        served = specjax.serve_offline(teacher, asked, **how)
+    except ValueError as error:
+        if not str(error).startswith("output "):
+            raise
+        raise ConfigError(
+            f"run.folder={config.run.folder!r}: {error} (another run.folder has another output; if "
+            "this file is removed, all texts are written anew)"
+        ) from error
+    if not served.finished:
+        if unfinished is not None:
+            print(
+                f"stopped after {len(served.rows):,} of {len(asked):,} texts, saved in "
+                f"{unfinished.parent}; the same command goes on from there"
+            )
+        raise KeyboardInterrupt
+    return served.rows
+
+
+def _keep(path: Path, arrays: tuple[np.ndarray, np.ndarray], of: dict[str, str]) -> None:
+    """Writes the file that ``_kept`` reads, whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        np.savez(file, text=arrays[0], length=arrays[1], **of)
+    temporary.replace(path)
+
+
+def _check_one_process(config) -> None:
+    """Raises ConfigError where several processes would write the texts of the target."""
+    if jax.process_count() > 1:
+        raise ConfigError(
+            f"--processes: here are {jax.process_count()} processes, run.folder="
+            f"{config.run.folder!r} has no {PAIRS} of these sources, and one process alone can "
+            "write it; first give the same command without --processes and run.mesh and with "
+            f"another run.folder, copy the {PAIRS} that it writes to this one, then start again "
+            "with --processes"
+        )
 
 
 def _kept(path: Path, of: dict[str, str]) -> tuple[np.ndarray, np.ndarray] | None:
@@ -194,6 +247,13 @@ def check_mask(config, pairs: Pairs) -> None:
         )
 
 
+def check_written(config) -> None:
+    """Raises ConfigError if a target with an encoder is given texts that are not read."""
+    reason = f"{config.teacher!r} has an encoder, and its drafter learns from sources alone"
+    way_out = "give what the target reads as sources"
+    _check_unread(config, ("samples", "corpus", "mixed"), reason, way_out)
+
+
 def check_sampled(config) -> None:
     """Raises ConfigError if a decoder-only target lacks what it needs, or is given too much."""
     if config.start_ids:
@@ -207,6 +267,27 @@ def check_sampled(config) -> None:
             f"{config.teacher!r} is a decoder-only target; give source=64, the tokens of a prompt "
             "that are encoded, and files of the recipe regenerate"
         )
+    if config.sources:
+        raise ConfigError(
+            f"sources={config.sources!r}: {config.teacher!r} is a decoder-only target, which "
+            "learns from data.samples alone; leave it out"
+        )
+    reason = f"the drafter of {config.teacher!r}, a decoder-only target, learns from data.samples"
+    reason += " alone, from each text as often"
+    way_out = "give other files of the recipe regenerate as data.samples"
+    _check_unread(config, ("corpus", "mixed", "samples_share"), reason, way_out)
+
+
+def _check_unread(config, names: tuple[str, ...], reason: str, way_out: str) -> None:
+    """Raises ConfigError if a field ``names`` of the section ``data`` is not as it is by itself."""
+    equal = dataclasses.replace(config.data, samples_share=()).samples_share  # it is filled in
+    usual = vars(DataConfig()) | {"samples_share": equal}
+    for name in names:
+        given = vars(config.data)[name]
+        if given != usual[name]:
+            shown = list(given) if isinstance(given, tuple) else given
+            share = f" (and data.{name}_share)" if f"{name}_share" in usual else ""
+            raise ConfigError(f"data.{name}={shown!r}: {reason}; leave it out{share}, or {way_out}")
 
 
 def sampled_pairs(config, teacher: models.LM) -> Pairs:

@@ -6,8 +6,10 @@
 The text is the target's own (sequence-level distillation). For an encoder-decoder target,
 ``sources`` is a file of texts, one a line, or, for one that reads features (Whisper), a folder of
 ``.npy`` files, one for each window; the target writes greedily what belongs to each, and its texts
-are kept in ``run.folder/pairs.npz``. For a decoder-only target, ``data.samples`` are files of
-the recipe ``regenerate``, and ``source`` tokens before what the target wrote are what is encoded.
+are kept in ``run.folder/pairs.npz``. Until all are written, those that are finished are in
+``run.folder/pairs.jsonl``, from which the same command goes on. For a decoder-only target,
+``data.samples`` are files of the recipe ``regenerate``, and ``source`` tokens before what the
+target wrote are what is encoded.
 
 Each text has ``num_anchors`` blocks at random places, drawn anew in each step and computed in one
 pass: the token there, which is known, and ``num_heads`` masks. A block sees the text before it and
@@ -53,6 +55,7 @@ from .pairs import (
     check_count,
     check_mask,
     check_sampled,
+    check_written,
     held_out,
     sampled_pairs,
     written_pairs,
@@ -310,14 +313,18 @@ def run(config: SpecDecTrainingConfig, *, dry_run: bool = False) -> None:
     import grain
 
     teacher = models.load(config.teacher, quantize="float")
-    if not encodes(teacher):
-        check_sampled(config)
+    writes = encodes(teacher)
+    (check_written if writes else check_sampled)(config)
     drafter, params = make_specdec(config, teacher)
-    pairs = (written_pairs if encodes(teacher) else sampled_pairs)(config, teacher)
+    if writes:
+        pairs = written_pairs(config, teacher, dry_run=dry_run)
+    else:
+        pairs = sampled_pairs(config, teacher)
+        check_count(config, len(pairs.text))
     check_mask(config, pairs)
     size, batch = len(pairs.text), config.data.batch
-    kept = held_out(config)
-    check_count(config, size)
+    of_one_batch = dry_run and writes
+    kept = 0 if of_one_batch else held_out(config)  # a dry run measures nothing on them
     order = np.random.default_rng(config.data.seed).permutation(size)
     learned, held = order[kept:], order[:kept]
     numbers = grain.MapDataset.source(learned).seed(config.data.seed).shuffle().repeat(data.EPOCHS)
@@ -340,7 +347,8 @@ def run(config: SpecDecTrainingConfig, *, dry_run: bool = False) -> None:
         measures=lambda: [*cheap.names(params, None), *[DECODED][: config.decode_rows]],
         best=DECODED if config.decode_rows else "",
     )
-    print(f"pairs         {size:,}, of which {kept:,} are held out")
+    parts = "those of the first batch" if of_one_batch else f"of which {kept:,} are held out"
+    print(f"pairs         {size:,}, {parts}")
     if dry_run:
         network = drafter.config.network
         words = f"{network.num_encoder_layers} + {network.num_layers} layers"

@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,8 @@ from specjax.train.cli import main
 from specjax.train.step import make_keys
 
 import specjax
+from specjax.serving import offline
+from specjax.serving.scheduler import Row
 from specjax.types import Context, Draft
 
 sys.path.append(str(Path(__file__).parents[1] / "models"))
@@ -64,10 +67,10 @@ def test_a_drafter_of_an_encoder_decoder_target_learns_its_texts_and_loads_back(
 
 
 def test_a_drafter_of_a_decoder_only_target_encodes_the_prompt(place):
-    root, train, teacher = place
+    root, _, teacher = place
     words = [teacher, *SMALL, "source=6", f'data.samples=["{root / "samples.npz"}"]']
     words += ["num_encoder_layers=2", f"run.folder={root / 'specdec'}"]
-    assert train("specdec", *words) == 0
+    assert main(["specdec", *words]) == 0
     losses = [r["loss"] for r in report.read(root / "specdec" / "log.jsonl") if "loss" in r]
     assert len(losses) == 20 and np.mean(losses[-4:]) < 0.9 * np.mean(losses[:4])
     lm = specjax.load(teacher.partition("=")[2])
@@ -75,6 +78,91 @@ def test_a_drafter_of_a_decoder_only_target_encodes_the_prompt(place):
     greedy = dict(sampling=specjax.Sampling(temperature=0.0), max_new_tokens=8, stop=())
     plain = specjax.generate(lm, "x1 = f(x2)", drafter=None, **greedy)
     assert specjax.generate(lm, "x1 = f(x2)", drafter=found, **greedy).text == plain.text
+
+
+def another_folder(made, folder):
+    return dataclasses.replace(made, run=dataclasses.replace(made.run, folder=str(folder)))
+
+
+@pytest.fixture
+def writer(monkeypatch):
+    """``serve_offline`` without its model: ``writer.numbers`` are those of the sources that each
+    call writes, and the call that comes to the source ``writer.until`` is interrupted there."""
+    calls = SimpleNamespace(numbers=[], until=None)
+
+    class Continuous:
+        tokens = rounds = firsts = 0
+
+        def __init__(self, lm, found, waiting, *options):
+            self.waiting = waiting
+
+        def run(self):
+            calls.numbers.append([])
+            for one in self.waiting:
+                if one.index == calls.until:
+                    calls.until = None
+                    raise KeyboardInterrupt
+                calls.numbers[-1].append(one.index)
+                tokens = [int(token) for token in one.source[: 2 + one.index % 3]]
+                yield [Row(one.index, one.id, "", tokens, "stop", 0, 0, 0)]
+
+    monkeypatch.setattr(offline, "Continuous", Continuous)
+    return calls
+
+
+def test_a_dry_run_has_the_texts_of_one_batch_written_and_writes_no_file(
+    texts, writer, monkeypatch, tmp_path
+):
+    made, batches = another_folder(made_of(texts)[0], tmp_path / "run"), []
+    estimated = lambda task, *how: batches.append(next(task.batches))  # noqa: E731
+    monkeypatch.setattr(specdec, "estimate", estimated)
+    specdec.run(made, dry_run=True)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    kept = tmp_path / "run" / pairs.PAIRS
+    np.savez(kept, text=np.zeros((1, 1)), length=np.ones(1), fingerprint="of another target")
+    before = kept.read_bytes()
+    specdec.run(made, dry_run=True)
+    assert kept.read_bytes() == before and [*kept.parent.iterdir()] == [kept]
+    assert writer.numbers == [[0, 1, 2, 3]] * 2
+    for batch in batches:
+        assert batch["tokens"].shape == (4, 13) and sorted(batch["length"]) == [3, 3, 4, 5]
+
+
+def test_texts_that_were_interrupted_go_on_from_those_that_are_finished(texts, writer, tmp_path):
+    made, lm = made_of(texts)
+    whole = pairs.written_pairs(another_folder(made, tmp_path / "whole"), lm)
+    made, writer.until = another_folder(made, tmp_path / "run"), 5
+    with pytest.raises(KeyboardInterrupt):
+        pairs.written_pairs(made, lm)
+    assert not (tmp_path / "run" / pairs.PAIRS).exists()
+    lines = (texts / "sources.txt").read_text().splitlines()
+    (tmp_path / "others.txt").write_text("\n".join(line[::-1] for line in lines))
+    others = dataclasses.replace(made, sources=str(tmp_path / "others.txt"))
+    longer = dataclasses.replace(made, data=dataclasses.replace(made.data, length=13))
+    for other in (others, longer):
+        with pytest.raises(config.ConfigError, match="made with another prompt and opt.*anew"):
+            pairs.written_pairs(other, lm)
+    found = pairs.written_pairs(made, lm)
+    assert writer.numbers[1:] == [[*range(5)], [*range(5, 12)]]
+    np.testing.assert_array_equal(found.text, whole.text)
+    np.testing.assert_array_equal(found.length, whole.length)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [pairs.PAIRS]
+
+
+def test_several_processes_read_the_texts_that_one_has_written(
+    texts, writer, monkeypatch, tmp_path
+):
+    made, lm = made_of(texts)
+    made = another_folder(made, tmp_path)
+    with monkeypatch.context() as several:
+        several.setattr(jax, "process_count", lambda: 2)
+        with pytest.raises(config.ConfigError, match="--processes: .*first give the same comma"):
+            pairs.written_pairs(made, lm)
+    one = pairs.written_pairs(made, lm)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    np.testing.assert_array_equal(pairs.written_pairs(made, lm).text, one.text)
+    assert writer.numbers == [[*range(12)]]
 
 
 def batch_of(made, lm):
@@ -190,6 +278,35 @@ def test_what_cannot_be_trained_is_refused(texts, word, message):
     with pytest.raises(config.ConfigError, match=message):
         made, _ = made_of(texts, word)
         specdec.run(made)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ('data.samples=["a.npz"]', r"data.samples=\['a.npz'\]: .*; leave it out \(and data.sam"),
+        ("data.corpus=packages", "data.corpus='packages': .*; leave it out, or give what the tar"),
+        ('data.mixed=["packages"]', r"data.mixed=\['packages'\]: .* learns from sources alone"),
+    ],
+)
+def test_texts_that_are_not_read_beside_sources_are_refused(texts, word, message):
+    with pytest.raises(config.ConfigError, match=message):
+        specdec.run(made_of(texts, word)[0])
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("sources=a.txt", "sources='a.txt': 'embedded' is a decoder-only target.*; leave it out"),
+        ("data.corpus=packages", "data.corpus='packages': .*; leave it out, or give other files"),
+        ('data.mixed=["packages"]', r"data.mixed=\['packages'\]: .* learns from data.samples alo"),
+        ("data.samples_share=[0.8]", r"data.samples_share=\[0.8\]: .* from each text as often"),
+    ],
+)
+def test_what_is_not_read_beside_samples_is_refused(word, message):
+    words = [*SMALL, "source=4", 'data.samples=["a.npz"]']
+    pairs.check_sampled(config.load(specdec.Config, None, words))  # equal shares are not refused
+    with pytest.raises(config.ConfigError, match=message):
+        specdec.run(config.load(specdec.Config, None, [*words, word]))
 
 
 def test_a_decoder_only_target_needs_texts_of_its_own(place):
