@@ -33,8 +33,8 @@ def load(config: Mapping, tensors: Mapping, target):
     sizes = {key: own[key] for key in KEYS}
     check_integers(**sizes)
     names_of_layers = [name for name in tensors if name.startswith("layers.")]
-    usual = dict(model_type="llama", vocab_size=target.target.vocab_size)
-    layers = layer_config(config, names_of_layers, **usual)
+    vocab = target.target.vocab_size
+    layers = layer_config(config, names_of_layers, model_type="llama", vocab_size=vocab)
     check_sizes(target, hidden_size=layers.hidden_size, vocab_size=layers.vocab_size)
     drafter = SPIRe(config=SPIReConfig(layers=layers, **sizes), target=target.target)
     return drafter, params_of(tensors, names(drafter.config), drafter.shapes, target.dtype)
