@@ -239,7 +239,7 @@ def test_settings_of_a_loss_that_cannot_be_are_refused(kind, words, message):
 def test_blocks_begin_where_a_token_counts_and_end_where_one_does_not():
     """As in a conversation, of which only the answers are learned."""
     weight = np.ones((3, 20), np.float32)
-    weight[0, :7] = weight[0, 12:15] = weight[1] = 0
+    weight[0, :7] = weight[0, 12:14] = weight[1] = 0
     tokens = jax.random.randint(jax.random.key(0), (3, 21), 1, VOCAB)
     hidden = jnp.zeros((3, 20, SIZE))
     rows = dict(tokens=tokens, weight=jnp.asarray(weight), segments=jnp.zeros((3, 21), jnp.int32))
