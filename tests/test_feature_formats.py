@@ -292,10 +292,14 @@ def test_a_residual_is_not_normed_unless_the_config_says_so(name, target, tmp_pa
     assert specjax.load_drafter(folder, target).drafter.config.norm_before_residual
 
 
+SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 9}
+
+
 @pytest.mark.parametrize(
     ("own", "config", "window", "causal"),
     [
         ({"use_swa": True, "swa_window_size": 6}, {}, 6, False),
+        ({"use_swa": True}, SLIDING, 9, False),
         ({"use_swa": True, "causal": True}, {"is_causal": None, "sliding_window": 9}, 9, True),
         ({"swa_window_size": 6}, {"use_sliding_window": True, "sliding_window": 9}, 6, None),
         ({"causal": False, "causal_head": False}, {"is_causal": False}, None, False),
@@ -312,7 +316,7 @@ def test_windows_are_those_of_dflashs_own_keys(own, config, window, causal, targ
     assert (found.layers.window, found.causal) == (window, causal)
 
 
-@pytest.mark.parametrize("name", ["peagle", "speculators", "dflash_speculators"])
+@pytest.mark.parametrize("name", ["peagle", "speculators"])
 def test_layers_of_speculators_have_windows_by_their_types_alone(name, target, tmp_path):
     layer = json.loads((GOLDEN / name / "config.json").read_text())["transformer_layer_config"]
     kinds = ["sliding_attention"] * layer["num_hidden_layers"]
@@ -320,8 +324,7 @@ def test_layers_of_speculators_have_windows_by_their_types_alone(name, target, t
     found = specjax.load_drafter(
         edited(tmp_path, name, {"transformer_layer_config": layer}), target
     )
-    shape = found.drafter.config
-    assert (shape.layers if name.startswith("dflash") else shape.layer).window == 4
+    assert found.drafter.config.layer.window == 4
 
 
 def test_the_depth_for_which_a_p_eagle_head_was_trained_is_read_and_said(target, tmp_path):

@@ -1,6 +1,7 @@
 """Published EAGLE, EAGLE-3, DFlash and DSpark drafters: which are refused or not written."""
 
 import dataclasses
+import json
 import re
 import warnings
 
@@ -23,6 +24,11 @@ def target():
 
 
 SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4}
+NO_SIZE = {"sliding_window": None, "use_sliding_window": True}
+SCALED = {"dflash_config": {"mask_token_id": 3, "output_multiplier": 1}}
+UNSAID = json.loads((GOLDEN / "dflash_speculators/config.json").read_text())
+UNSAID = UNSAID["transformer_layer_config"] | SLIDING | {"use_sliding_window": None}
+UNSAID = {"transformer_layer_config": UNSAID}
 SHORT = {"speculative_tokens": 0}
 ROPES = {
     "full_attention": {"rope_theta": 10000.0},
@@ -147,6 +153,9 @@ ROPES = {
         (SPARK, {"attention_sink_bias": True}, {}, "attention_sink_bias=True is not read there"),
         ("dflash", SLIDING, {}, "sliding_attention, and use_sliding_window is None"),
         ("dflash", SLIDING | {"use_sliding_window": False}, {}, "use_sliding_window is False"),
+        ("dflash_speculators", UNSAID, {}, "and use_sliding_window is None"),
+        ("dflash", SLIDING | NO_SIZE, {}, "there is no sliding_window: give its number"),
+        ("dflash", {"output_multiplier": 0.5} | SCALED, {}, "multiplier is 1 in the part"),
         ("eagle3", SLIDING | {"layer_types": SLIDING["layer_types"][:1]}, {}, "is None: some prog"),
         ("peagle", {"speculators_config": {"proposal_methods": [SHORT]}}, {}, "tokens=0: it must"),
         ("dflash", {"rope_parameters": ROPES}, {}, "rope_theta=77.0 of sliding_attention"),

@@ -66,7 +66,7 @@ class BlockTrainingConfig(AnchorConfig):
 
     num_heads: int = 7  # the masks of a block, which has one token more
     num_layers: int = 2  # layers of the drafter
-    layers: tuple[int, ...] = ()  # layers whose hidden states are read; []: five, spread evenly
+    layers: tuple[int, ...] = ()  # layers whose hidden states are read; []: up to five, spread
     mask_token: int = -1  # whose embedding is a mask's; -1: an unused row, else end of text
     intermediate_size: int = 0  # of its layers; 0: the target's
     causal: bool = False  # whether a place sees only the places before it, as in JetSpec

@@ -145,7 +145,8 @@ def _block(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
     own = {"block_size": BLOCK_SIZE} | {
         key: config[key] for key in ("block_size", "mask_token_id") if config.get(key) is not None
     }
-    dflash.check_outside(config, known=["projector_type"] * (config.get("projector_type") == kind))
+    known = ["projector_type"] * (config.get("projector_type") == kind)
+    dflash.check_outside(config, known, where="what is about layers is in transformer_layer_config")
     merged = rope_of(config) | inner | own
     layers, said = dflash.layers_of(merged, own, tensors, target, typed=True)
     size = config.get("target_hidden_size")

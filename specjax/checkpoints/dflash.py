@@ -140,7 +140,7 @@ def shape_of(
     _check_known(config, own, {*known}, projectors)
     from_root = drafts_from_root(config, own)
     if from_root and not can_draft_from_root:
-        key = next(key for key in LABELS if own.get(key, config.get(key)))
+        key = next(key for key in LABELS if in_either(config, own, key))
         raise ValueError(
             f"{key}=true is not supported: the place of the root drafts nothing in such a drafter"
         )
@@ -163,13 +163,13 @@ def drafts_from_root(config: Mapping, own: Mapping) -> bool | None:
     Raises:
       ValueError: a key is neither true nor false, or two keys contradict each other.
     """
-    return only_value(flags_of({key: own.get(key, config.get(key)) for key in LABELS}, **LABELS))
+    return only_value(flags_of({key: in_either(config, own, key) for key in LABELS}, **LABELS))
 
 
 def _check_known(config: Mapping, own: Mapping, known: set[str], projectors) -> None:
     """Raises ValueError for keys of ``dflash_config`` that are not known, and for values that mean
     another architecture."""
-    kind = own.get("projector_type", config.get("projector_type"))
+    kind = in_either(config, own, "projector_type")
     if kind is not None and kind not in projectors:
         raise ValueError(
             f"projector_type={kind!r}: the tensors are those of a drafter whose projector_type is "
@@ -192,15 +192,18 @@ def _check_known(config: Mapping, own: Mapping, known: set[str], projectors) -> 
         )
 
 
-def check_outside(config: Mapping, known: Iterable[str] = ()) -> None:
+def check_outside(
+    config: Mapping, known: Iterable[str] = (), where: str = "write it in dflash_config"
+) -> None:
     """Raises ValueError for keys beside ``dflash_config`` that mean another architecture to a
-    program that reads them there, and are not in ``known``: those that the layout reads there."""
+    program that reads them there, and are not in ``known``: those that the layout reads there.
+    ``where``: the way out that the error names."""
     for key, accepted in OUTSIDE.items():
         value = config.get(key)
         if key not in known and value is not None and value not in accepted:
             raise ValueError(
                 f"config.json: {key}={value!r} is not read there in this layout; accepted: "
-                f"{', '.join(map(repr, accepted))}"
+                f"{', '.join(map(repr, accepted))}; {where}"
             )
 
 
@@ -256,12 +259,15 @@ def layers_of(
             f"of token {own.get('mask_token_id', config.get('mask_token_id'))}"
         )
     for key in ("attention_sink_bias", "add_swa_attention_sink_bias"):
-        if own.get(key, config.get(key)):
+        if in_either(config, own, key):
             raise ValueError(f"{key}: attention sinks are not supported")
     check_scales(config, own, target)
     own_names = [name for name in tensors if name.startswith("layers.")]
     usual = dict(model_type="qwen3", vocab_size=target.target.vocab_size)
-    layers = layer_config(config, own_names, typed=typed, **usual)
+    given = dict(config)
+    if flags_of(own, use_swa=False)["use_swa"] and not config.get("use_sliding_window"):
+        given.pop("layer_types", None)  # `_attention` reads the window
+    layers = layer_config(given, own_names, typed=typed, **usual)
     check_sizes(target, hidden_size=layers.hidden_size, vocab_size=layers.vocab_size)
     count = target.target.num_layers
     if config.get("num_target_layers", count) != count:
@@ -283,11 +289,11 @@ def check_scales(config: Mapping, own: Mapping, target) -> None:
     The authors' code multiplies both by numbers of the file, and caps logits by another.
     """
     for key in ("input_embedding_scale", "output_multiplier"):
-        value = own.get(key, config.get(key))
+        value = in_either(config, own, key)
         if value not in (None, 1):
             raise ValueError(f"{key}={value!r}: only 1 is supported, the target's own tables")
     key = "final_logit_softcapping"
-    cap = own.get(key, config.get(key)) or None
+    cap = in_either(config, own, key) or None
     shape = target.config_if_any
     theirs = shape.logit_softcap if isinstance(shape, DecoderConfig) else None
     if cap is not None and cap != theirs:

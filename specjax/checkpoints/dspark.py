@@ -56,7 +56,8 @@ def load(config: Mapping, tensors: Mapping, target):
     read = ("attention_sink_bias", "add_swa_attention_sink_bias", "final_logit_softcapping")
     read += ("input_embedding_scale", "output_multiplier")
     kind = config.get("projector_type")
-    dflash.check_outside(config, known=(*read, *["projector_type"] * (kind == "dspark")))
+    known = (*read, *["projector_type"] * (kind == "dspark"))
+    dflash.check_outside(config, known, where="no drafter of this layout has it")
     if dflash.drafts_from_root(config, config) is False:
         key = next(key for key in dflash.LABELS if config.get(key) is False)
         raise ValueError(

@@ -33,8 +33,8 @@ def layer_config(
     Args:
       hf: the config, with the keys of Hugging Face.
       names: names of the file's tensors.
-      typed: whether ``layer_types`` alone says which layers have a window, as in the code of the
-        layout's authors; otherwise layers for which the two keys disagree are refused.
+      typed: whether ``layer_types`` alone says which of Llama's layers have a window, as in the
+        code of the layout's authors; otherwise layers for which the two keys disagree are refused.
       usual: values for keys that the config lacks.
 
     Raises:
@@ -61,12 +61,18 @@ def layer_config(
         hf["rope_theta"] = inside["rope_theta"]  # read even if there is a rope_scaling as well
     local = "sliding_attention" in (hf.get("layer_types") or ())
     if local:
+        typed = typed and hf["model_type"] == "llama"
         if not typed and hf.get("use_sliding_window") is not True:
             raise ValueError(
                 "config.json: layer_types has sliding_attention, and use_sliding_window is "
                 f"{hf.get('use_sliding_window')!r}: some programs give such layers a window and "
                 "others none; if the drafter was trained with windows, write "
                 '"use_sliding_window": true, else "full_attention" in layer_types'
+            )
+        if "sliding_window" not in hf:
+            raise ValueError(
+                "config.json: layer_types has sliding_attention, and there is no sliding_window: "
+                'give its number of tokens, or write "full_attention" in layer_types'
             )
         hf["use_sliding_window"] = True
     names = set(names)
