@@ -32,7 +32,7 @@ from ..drafters.block import BlockConfig, BlockDrafter
 from ..drafters.dflash2 import DFlash2, DFlash2Config
 from ..drafters.dspark import DSpark, DSparkConfig
 from ..drafters.xpress import XPress, XPressConfig
-from . import dflash, dflash2, dspark, eagle3, xpress
+from . import block_keys, dflash, dflash2, dspark, eagle3, xpress
 from .eagle3_speculators import proposals
 from .layers import layer_hf, rope_of
 from .weights import check_integers, flags_of, tensors_of
@@ -146,7 +146,8 @@ def _block(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
         key: config[key] for key in ("block_size", "mask_token_id") if config.get(key) is not None
     }
     known = ["projector_type"] * (config.get("projector_type") == kind)
-    dflash.check_outside(config, known, where="what is about layers is in transformer_layer_config")
+    where = "what is about layers is in transformer_layer_config"
+    block_keys.check_outside(config, known, where)
     merged = rope_of(config) | inner | own
     layers, said = dflash.layers_of(merged, own, tensors, target, typed=True)
     size = config.get("target_hidden_size")

@@ -15,7 +15,7 @@ There are two conventions for what a place of a block says, which are not interc
 in it, so that the root's place says nothing (the authors'), or the token after it, so that the
 root's place drafts too. ``shift_label`` (SpecForge) or ``sample_from_anchor`` (speculators) is true
 for the second; without either it is the first. Other keys of ``dflash_config`` than those of
-``READ`` and ``ONLY``, and those of a drafter's own layout, are refused.
+``block_keys.READ`` and ``ONLY``, and those of a drafter's own layout, are refused.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from typing import Any
 import numpy as np
 
 from .._internal.file_keys import file_keys
+from ..drafters import block
 from ..drafters.block import BlockConfig, BlockDrafter
-from ..models.config import DecoderConfig
 from ..models.quantize import is_quantized
+from . import block_keys
 from .layers import block_names, layer_config, layer_hf
 from .weights import (
     Tensors,
@@ -49,52 +50,6 @@ DRAFTER, WEIGHTS_FILE = BlockDrafter, "model"
 LM_HEAD = "lm_head.weight"
 TABLES = {"embed_tokens.weight": embedding_table, LM_HEAD: head_table}
 KEYS = {"mask_token_id": "mask_token"}  # whose attribute has another name
-LABELS = {"shift_label": None, "sample_from_anchor": None}  # two names of ``from_root``
-PROJECTORS = ("dflash",)  # ``projector_type`` of SpecForge's files
-READ = (  # keys of ``dflash_config``
-    "add_swa_attention_sink_bias",
-    "attention_sink_bias",
-    "block_size",
-    "causal",
-    "causal_head",
-    "final_logit_softcapping",
-    "input_embedding_scale",
-    "mask_token_id",
-    "output_multiplier",
-    "projector_type",
-    "sample_from_anchor",
-    "shift_label",
-    "swa_window_size",
-    "target_layer_ids",
-    "use_swa",
-)
-ONLY = {  # further keys, of which other values are another architecture's
-    "attention_mode": ("gqa", "mha"),
-    "fc_layernorm": (False,),
-    "pure_draft_prefix_len": (0,),
-    "use_aux_hidden_state": (True,),
-}
-OUTSIDE = ONLY | {  # keys that have a meaning beside ``dflash_config`` in other programs
-    "add_swa_attention_sink_bias": (False,),
-    "attention_sink_bias": (False,),
-    "causal": (False,),
-    "causal_head": (False,),
-    "final_logit_softcapping": (0,),
-    "input_embedding_scale": (1,),
-    "is_causal": (False,),
-    "output_multiplier": (1,),
-    "projector_type": PROJECTORS,
-    "use_swa": (False,),
-}
-OUTSIDE_READ = (  # those that ``shape_of`` reads there
-    "add_swa_attention_sink_bias",
-    "attention_sink_bias",
-    "final_logit_softcapping",
-    "input_embedding_scale",
-    "is_causal",
-    "output_multiplier",
-    "projector_type",
-)
 _MASK = "mask_embedding.pt"  # vLLM's name
 HEADS = ("candidate_selector.", "prefix_gru.", "logit_head.", "xpress_head.", "lilicorr.")
 _UNUSED = "rotary_emb.inv_freq"
@@ -118,7 +73,7 @@ def shape_of(
     target,
     *,
     known: Iterable[str] = (),
-    projectors: tuple[str, ...] = PROJECTORS,
+    projectors: tuple[str, ...] = block_keys.PROJECTORS,
     can_draft_from_root: bool = True,
 ) -> dict[str, Any]:
     """The arguments of ``BlockConfig``.
@@ -136,15 +91,15 @@ def shape_of(
         target.
     """
     count = target.target.num_layers
-    own = own_part(config)
-    _check_known(config, own, {*known}, projectors)
-    from_root = drafts_from_root(config, own)
+    own = block_keys.own_part(config)
+    block_keys.check_known(config, own, {*known}, projectors)
+    from_root = block_keys.drafts_from_root(config, own)
     if from_root and not can_draft_from_root:
-        key = next(key for key in LABELS if in_either(config, own, key))
+        key = next(key for key in block_keys.LABELS if block_keys.in_either(config, own, key))
         raise ValueError(
             f"{key}=true is not supported: the place of the root drafts nothing in such a drafter"
         )
-    ids = in_either(config, own, "target_layer_ids")
+    ids = block_keys.in_either(config, own, "target_layer_ids")
     layers, said = layers_of(config, own, tensors, target)
     if ids is None:
         ids = usual_ids(count, layers.num_layers)
@@ -154,85 +109,6 @@ def shape_of(
     layers, causal = _attention(config, own, layers)
     said |= dict(layers=layers, target_layers=states_of(ids), causal=causal)
     return said | {"from_root": bool(from_root)}
-
-
-def drafts_from_root(config: Mapping, own: Mapping) -> bool | None:
-    """Whether each place says the token after it, so that the root's drafts too; None: the config
-    does not say. ``own`` is the part of ``config`` about blocks.
-
-    Raises:
-      ValueError: a key is neither true nor false, or two keys contradict each other.
-    """
-    return only_value(flags_of({key: in_either(config, own, key) for key in LABELS}, **LABELS))
-
-
-def _check_known(config: Mapping, own: Mapping, known: set[str], projectors) -> None:
-    """Raises ValueError for keys of ``dflash_config`` that are not known, and for values that mean
-    another architecture."""
-    kind = in_either(config, own, "projector_type")
-    if kind is not None and kind not in projectors:
-        raise ValueError(
-            f"projector_type={kind!r}: the tensors are those of a drafter whose projector_type is "
-            f"{' or '.join(map(repr, projectors))}"
-        )
-    given = {key: value for key, value in own.items() if value is not None and key not in known}
-    for key, accepted in ONLY.items():
-        if key in given and given[key] not in accepted:
-            raise ValueError(
-                f"dflash_config: {key}={given[key]!r} is not supported; accepted: "
-                f"{', '.join(map(repr, accepted))}"
-            )
-    check_outside(config, known={*known, *OUTSIDE_READ})
-    unknown = [key for key in given if key not in {*READ, *ONLY}]
-    if unknown:
-        raise ValueError(
-            f"dflash_config: {unknown[0]}={given[unknown[0]]!r} is not understood, and may change "
-            f"what the drafter computes. Known are {', '.join(sorted({*READ, *ONLY, *known}))}; if "
-            "it is about training or a server alone, delete it from config.json"
-        )
-
-
-def check_outside(
-    config: Mapping, known: Iterable[str] = (), where: str = "write it in dflash_config"
-) -> None:
-    """Raises ValueError for keys beside ``dflash_config`` that mean another architecture to a
-    program that reads them there, and are not in ``known``: those that the layout reads there.
-    ``where``: the way out that the error names."""
-    for key, accepted in OUTSIDE.items():
-        value = config.get(key)
-        if key not in known and value is not None and value not in accepted:
-            raise ValueError(
-                f"config.json: {key}={value!r} is not read there in this layout; accepted: "
-                f"{', '.join(map(repr, accepted))}; {where}"
-            )
-
-
-def own_part(config: Mapping, key: str = "dflash_config") -> Mapping:
-    """The part of a config about blocks; empty where it is absent.
-
-    Raises:
-      ValueError: it is no object.
-    """
-    own = config.get(key) or {}
-    if not isinstance(own, Mapping):
-        raise ValueError(f"config.json: {key}={own!r}: it must be an object")
-    return own
-
-
-def in_either(config: Mapping, own: Mapping, key: str) -> Any:
-    """The value of a key that may stand in ``own``, the part about blocks, or beside it; None: in
-    neither.
-
-    Raises:
-      ValueError: it stands in both, with two values.
-    """
-    given = [part[key] for part in (own, config) if part.get(key) is not None]
-    if any(value != given[0] for value in given):
-        raise ValueError(
-            f"config.json: {key} is {given[0]!r} in the part about blocks, and {given[1]!r} beside "
-            "it: delete the value with which the drafter was not trained"
-        )
-    return given[0] if given else None
 
 
 def layers_of(
@@ -259,9 +135,9 @@ def layers_of(
             f"of token {own.get('mask_token_id', config.get('mask_token_id'))}"
         )
     for key in ("attention_sink_bias", "add_swa_attention_sink_bias"):
-        if in_either(config, own, key):
+        if block_keys.in_either(config, own, key):
             raise ValueError(f"{key}: attention sinks are not supported")
-    check_scales(config, own, target)
+    block_keys.check_scales(config, own, target)
     own_names = [name for name in tensors if name.startswith("layers.")]
     usual = dict(model_type="qwen3", vocab_size=target.target.vocab_size)
     given = dict(config)
@@ -275,29 +151,12 @@ def layers_of(
             f"num_target_layers={config['num_target_layers']}: made for another target than "
             f"{target.name}, which has {count} layers; load the target that it belongs to"
         )
-    said = {key: in_either(config, own, key) for key in ("block_size", "mask_token_id")}
+    said = {key: block_keys.in_either(config, own, key) for key in ("block_size", "mask_token_id")}
     lacking = [name for name, value in said.items() if value is None]
     if lacking:
         raise ValueError(f"the config.json of a block drafter lacks {', '.join(lacking)}")
     check_integers(**said)
     return layers, {"block_size": said["block_size"], "mask_token": said["mask_token_id"]}
-
-
-def check_scales(config: Mapping, own: Mapping, target) -> None:
-    """Raises ValueError for embeddings or logits that are not those of the target's own tables.
-
-    The authors' code multiplies both by numbers of the file, and caps logits by another.
-    """
-    for key in ("input_embedding_scale", "output_multiplier"):
-        value = in_either(config, own, key)
-        if value not in (None, 1):
-            raise ValueError(f"{key}={value!r}: only 1 is supported, the target's own tables")
-    key = "final_logit_softcapping"
-    cap = in_either(config, own, key) or None
-    shape = target.config_if_any
-    theirs = shape.logit_softcap if isinstance(shape, DecoderConfig) else None
-    if cap is not None and cap != theirs:
-        raise ValueError(f"{key}={cap!r}: logits are capped as the target's, whose cap is {theirs}")
 
 
 def drafter_of(
@@ -401,8 +260,7 @@ def usual_ids(num_target: int, num_layers: int) -> list[int]:
     """The layers of the target that are read by default."""
     if num_layers == 1:
         return [num_target // 2]
-    first, last = 1, num_target - 3
-    return [round(first + i * (last - first) / (num_layers - 1)) for i in range(num_layers)]
+    return [i - 1 for i in block.spread_layers(num_target, num_layers)]
 
 
 def check_ids(ids, target, least: int) -> None:
@@ -423,28 +281,11 @@ def states_of(ids) -> tuple[int, ...]:
     return tuple(i + 1 for i in ids)
 
 
-def only_value(said: Mapping[str, Any]) -> Any:
-    """The value on which all keys of a config agree that have one; None if none has.
-
-    Raises:
-      ValueError: they contradict each other.
-    """
-    given = {key: value for key, value in said.items() if value is not None}
-    values = list(given.values())
-    if any(value != values[0] for value in values):
-        told = ", ".join(f"{key}={value}" for key, value in given.items())
-        raise ValueError(
-            f"config.json: {told} contradict each other: they are names of one setting; leave out "
-            "those that are not true of the drafter"
-        )
-    return values[0] if values else None
-
-
 def _attention(config: Mapping, own: Mapping, layers):
     """``(layers, causal)``, with the windows that the keys of DFlash ask for."""
     flags = flags_of(config, is_causal=None)
     flags |= flags_of(own, causal=None, causal_head=None)  # the latter is JetSpec's
-    causal = only_value(flags)
+    causal = block_keys.only_value(flags)
     sliding = layers.window is not None
     if sliding or flags_of(own, use_swa=False)["use_swa"]:
         window = own.get("swa_window_size") or layers.window or config.get("sliding_window")

@@ -21,7 +21,7 @@ from typing import Any
 from .._internal.file_keys import file_keys
 from ..drafters.block import BlockConfig
 from ..drafters.dflash2 import DFlash2, DFlash2Config
-from . import dflash
+from . import block_keys, dflash
 from .weights import check_integers, tensors_of
 
 DESCRIPTION = "DFlash2's (layers.{i}.attention_conv.base_kernel, candidate_selector...)"
@@ -42,14 +42,14 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    own = dflash.own_part(config)
-    said: dict[str, Any] = {key: dflash.in_either(config, own, key) for key in KEYS}
+    own = block_keys.own_part(config)
+    said: dict[str, Any] = {key: block_keys.in_either(config, own, key) for key in KEYS}
     lacking = [key for key, value in said.items() if value is None]
     if lacking:
         raise ValueError(f"the config.json of a DFlash2 drafter lacks {', '.join(lacking)}")
     check_integers(**said)
     sizes = {KEYS[key]: value for key, value in said.items()}
-    kinds = ("dflash2", *dflash.PROJECTORS)
+    kinds = ("dflash2", *block_keys.PROJECTORS)
     block = dflash.shape_of(config, tensors, target, known=KEYS, projectors=kinds)
     with file_keys(dflash.KEYS | KEYS):
         shape = DFlash2Config(**block, **sizes)

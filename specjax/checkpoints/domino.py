@@ -19,7 +19,7 @@ from typing import Any
 
 from .._internal.file_keys import file_keys
 from ..drafters.domino import Domino, DominoConfig
-from . import dflash
+from . import block_keys, dflash
 from .weights import check_integers, tensors_of
 
 DESCRIPTION = "Domino's (prefix_gru.weight_ih_l0, embed_proj.0.weight; dflash_config)"
@@ -35,8 +35,8 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    own = dflash.own_part(config)
-    said: dict[str, Any] = {key: dflash.in_either(config, own, key) for key in KEYS}
+    own = block_keys.own_part(config)
+    said: dict[str, Any] = {key: block_keys.in_either(config, own, key) for key in KEYS}
     said["pure_draft_prefix_len"] = said["pure_draft_prefix_len"] or 0
     lacking = [key for key, value in said.items() if value is None]
     if lacking:

@@ -27,7 +27,7 @@ from .._internal.file_keys import file_keys
 from ..drafters.block import BlockConfig, BlockDrafter
 from ..drafters.dspark import DSpark, DSparkConfig
 from ..models.quantize import is_quantized
-from . import dflash
+from . import block_keys, dflash
 from .layers import layer_hf
 from .weights import check_integers, flags_of, tensors_of
 
@@ -53,13 +53,12 @@ def load(config: Mapping, tensors: Mapping, target):
     for key, value in flags_of(config, is_causal=None, causal=None, use_swa=None).items():
         if value:
             raise ValueError(f"{key}={value!r}: in this layout blocks are seen whole")
-    read = ("attention_sink_bias", "add_swa_attention_sink_bias", "final_logit_softcapping")
-    read += ("input_embedding_scale", "output_multiplier")
-    kind = config.get("projector_type")
-    known = (*read, *["projector_type"] * (kind == "dspark"))
-    dflash.check_outside(config, known, where="no drafter of this layout has it")
-    if dflash.drafts_from_root(config, config) is False:
-        key = next(key for key in dflash.LABELS if config.get(key) is False)
+    known = {*block_keys.OUTSIDE_READ}  # `is_causal` was looked at above
+    if config.get("projector_type") != "dspark":
+        known -= {"projector_type"}
+    block_keys.check_outside(config, known, where="no drafter of this layout has it")
+    if block_keys.drafts_from_root(config, config) is False:
+        key = next(key for key in block_keys.LABELS if config.get(key) is False)
         raise ValueError(
             f"{key}=false is not supported: in this layout every place says the token after it"
         )

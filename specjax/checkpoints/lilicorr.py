@@ -26,7 +26,7 @@ from typing import Any
 
 from .._internal.file_keys import file_keys
 from ..drafters.lilicorr import LiLiCorr, LiLiCorrConfig
-from . import dflash, dflash2
+from . import block_keys, dflash, dflash2
 from .weights import check_integers, check_numbers, tensors_of
 
 DESCRIPTION = "LiLiCorr's (lilicorr.relative_slot_bias, lilicorr.layers.{i}...; dflash_config)"
@@ -70,7 +70,7 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    own = dflash.own_part(config)
+    own = block_keys.own_part(config)
     lacking = [key for key in KEYS if own.get(key) is None]
     if lacking:
         raise ValueError(f"the config.json of a LiLiCorr drafter lacks {', '.join(lacking)}")
@@ -84,7 +84,7 @@ def load(config: Mapping, tensors: Mapping, target):
         tensors,
         target,
         known=KEYS | CONVOLUTIONS,
-        projectors=("lilicorr", *dflash.PROJECTORS),
+        projectors=("lilicorr", *block_keys.PROJECTORS),
         can_draft_from_root=False,
     )
     sizes["lattice_size"] = sizes["lattice_size"] or block["layers"].hidden_size

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from .._internal.file_keys import file_keys
 from ..drafters.xpress import XPress, XPressConfig
-from . import dflash
+from . import block_keys, dflash
 from .weights import check_integers, tensors_of
 
 DESCRIPTION = "XPress's (xpress_head.w1.weight, xpress_head.mix.L; dflash_config)"
@@ -57,7 +57,7 @@ def load(config: Mapping, tensors: Mapping, target):
         tensors,
         target,
         known=(*KEYS, "xpress_block_size", "xpress_topc"),  # that of their server: all are scored
-        projectors=("xpress", *dflash.PROJECTORS),
+        projectors=("xpress", *block_keys.PROJECTORS),
         can_draft_from_root=False,
     )
     with file_keys(dflash.KEYS | KEYS):

@@ -117,16 +117,21 @@ class BlockConfig(SizesOfLayers):
         return self.block_size - 1 + self.from_root
 
 
+def spread_layers(num_layers: int, count: int) -> list[int]:
+    """``count`` hidden states, at least 2, spread evenly as in DFlash, from that of the second of n
+    layers to that of the third last; of few layers some of them are equal."""
+    last = num_layers - 2
+    return [round(2 + i * (last - 2) / (count - 1)) for i in range(count)]
+
+
 def usual_layers(num_layers: int) -> tuple[int, ...]:
     """The hidden states that a block drafter reads of a target with n layers, if none are named.
 
-    Up to five, spread evenly from that of the second layer to that of the third last, as in DFlash;
-    of fewer than four layers that of the one in the middle.
+    Up to five of ``spread_layers``; of fewer than four layers that of the one in the middle.
     """
     if num_layers < 4:
         return ((num_layers + 1) // 2,)
-    last = num_layers - 2
-    return tuple(sorted({round(2 + i * (last - 2) / 4) for i in range(5)}))
+    return tuple(sorted({*spread_layers(num_layers, 5)}))
 
 
 class BlockLayers(nnx.Module):
