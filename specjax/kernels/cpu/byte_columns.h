@@ -31,7 +31,7 @@ inline bool HasByteDots() {
   return has;
 }
 
-constexpr int64_t kManyColumns = 6;    // from so many on, tiles are faster than sums over lanes
+constexpr int64_t kManyColumns = 17;   // from so many on, tall blocks are faster than sums over lanes
 constexpr int64_t kMostColumns = 512;  // at a time: what they take is kept by the thread
 constexpr int64_t kBytes = 64;         // of a vector
 constexpr float kMostSixteen = 32639;  // 256 * 127 + 127
@@ -120,7 +120,7 @@ inline FewColumns PackFew(const float* x, int64_t in, int64_t columns, bool four
   for (int64_t k = 0; k < in; k += kDeep) {
     const int64_t deep = std::min(in - k, kDeep), length = made.Length(deep);
     for (int64_t m = 0; m < columns; ++m) {
-      const float* from = rows + m * in + k;
+      const float* from = rows + m * Pitch(in) + k;
       const auto load = [&](int64_t i) {
         const int64_t left = deep - i;
         const __mmask16 held = left >= kLanes ? 0xffff : left > 0 ? (1u << left) - 1 : 0;

@@ -60,7 +60,7 @@ ALWAYS_INLINE void FewBytes(const int8_t* w, const float* scale, int64_t bytes, 
     UNROLL
     for (int r = 0; r < R; ++r) {
       a[r] = _mm512_xor_si512(_mm512_maskz_loadu_epi8(held, w + r * bytes + k + j), turn);
-      if (!low) next.Next();
+      if (!low) next.Next<2>();
     }
     UNROLL
     for (int m = 0; m < M; ++m) {
@@ -98,9 +98,9 @@ using BytesBy = void (*)(const int8_t*, const float*, int64_t, const FewColumns&
                          int64_t, int64_t, int64_t, To);
 template <int... M>
 constexpr std::array<BytesBy, sizeof...(M)> ByteTable(std::integer_sequence<int, M...>) {
-  return {{&ByteRows<M + 1, RowsOf(M + 1, 1)>...}};
+  return {{&ByteRows<M + 1, DotRowsOf(M + 1)>...}};
 }
-constexpr auto kByteRows = ByteTable(std::make_integer_sequence<int, kManyColumns - 1>{});
+constexpr auto kByteRows = ByteTable(Counts{});
 
 #endif  // SPECJAX_BYTE_DOTS
 

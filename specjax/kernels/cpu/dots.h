@@ -81,36 +81,37 @@ inline void PutRows(const float* sums, int64_t pitch, int64_t rows, int64_t colu
 
 #if defined(SPECJAX_DOTS)
 
-// x [in, columns] -> [columns, in rounded up to whole vectors], filled up with zeros.
+// x [in, columns] -> [columns, Pitch(in, 2)], filled up with zeros.
 inline const Half* PackHalves(const Half* x, int64_t in, int64_t columns) {
-  const int64_t length = (in + kPairs - 1) / kPairs * kPairs;
-  Half* rows = reinterpret_cast<Half*>(Scratch(0, columns * length / 2));
+  const int64_t pitch = Pitch(in, sizeof(Half));
+  Half* rows = reinterpret_cast<Half*>(Scratch(0, columns * pitch / 2));
   for (int64_t k = 0; k < in; ++k)
-    for (int64_t m = 0; m < columns; ++m) rows[m * length + k] = x[k * columns + m];
-  for (int64_t m = 0; m < columns; ++m) std::fill(rows + m * length + in, rows + (m + 1) * length, Half{0});
+    for (int64_t m = 0; m < columns; ++m) rows[m * pitch + k] = x[k * columns + m];
+  for (int64_t m = 0; m < columns; ++m) std::fill(rows + m * pitch + in, rows + (m + 1) * pitch, Half{0});
   return rows;
 }
 
-// y[r, m] = sum_k w[r, k] x[m, k] of R rows of length `in` and M columns of length `length`; rows
-// `ahead` are fetched.
-template <int R, int M>
-ALWAYS_INLINE void FewDots(const Half* w, const Half* x, float* y, int64_t in, int64_t length,
-                           int64_t ahead, int64_t pitch) {
+// y[r, m] = sum_k w[r, k] x[m, k] of R rows of length `in` and M columns; rows of sums are `columns`
+// apart, and the `next` rows of weights are fetched.
+template <int R, int M, typename Next>
+ALWAYS_INLINE void FewDots(const Half* w, const Half* x, float* y, int64_t in, Next& next,
+                           int64_t columns) {
+  const int64_t pitch = Pitch(in, sizeof(Half));
   Vec sum[R * M];
   UNROLL
   for (int i = 0; i < R * M; ++i) sum[i] = Vec{};
-  Fetch next(w + ahead * in, 2 * in, 2 * in);
-  for (int64_t k = 0; k < length; k += kPairs) {
+  for (int64_t k = 0; k < in; k += kPairs) {
+    const bool due = next.Due();
     const uint32_t held = in - k >= kPairs ? ~0u : (1u << (in - k)) - 1;
     __m512i a[R];
     UNROLL
     for (int r = 0; r < R; ++r) {
       a[r] = _mm512_maskz_loadu_epi16(held, w + r * in + k);
-      next.Next();
+      if (due) next.template Next<2>();
     }
     UNROLL
     for (int m = 0; m < M; ++m) {
-      const __m512i b = _mm512_loadu_si512(x + m * length + k);
+      const __m512i b = _mm512_loadu_si512(x + m * pitch + k);
       UNROLL
       for (int r = 0; r < R; ++r) asm("vdpbf16ps %2, %1, %0" : "+v"(sum[r * M + m]) : "v"(b), "v"(a[r]));
     }
@@ -118,25 +119,25 @@ ALWAYS_INLINE void FewDots(const Half* w, const Half* x, float* y, int64_t in, i
   alignas(64) float total[(R * M + kLanes - 1) / kLanes * kLanes];
   StoreAll<R * M>(total, [&](int i) { return sum[i]; });
   for (int r = 0; r < R; ++r)
-    for (int m = 0; m < M; ++m) y[r * pitch + m] = total[r * M + m];
+    for (int m = 0; m < M; ++m) y[r * columns + m] = total[r * M + m];
 }
 
-template <int M, int R>
-void DotRows(const Half* w, const Half* x, float* y, int64_t in, int64_t length, int64_t rows,
-             int64_t pitch) {
-  const int64_t ahead = Fetch::Ahead(R, 2 * in);
+template <int M, int R, bool kPart>
+void DotRows(const Half* w, const Half* x, float* y, int64_t in, int64_t rows, ColumnShare share,
+             int64_t columns) {
+  auto next = share.Following<kPart, R>(w, 2 * in, 2 * in, rows);
   int64_t r = 0;
-  for (; r + R <= rows; r += R)
-    FewDots<R, M>(w + r * in, x, y + r * pitch, in, length, ahead, pitch);
-  for (; r < rows; ++r) FewDots<1, M>(w + r * in, x, y + r * pitch, in, length, ahead, pitch);
+  for (; r + R <= rows; r += R) FewDots<R, M>(w + r * in, x, y + r * columns, in, next, columns);
+  for (; r < rows; ++r) FewDots<1, M>(w + r * in, x, y + r * columns, in, next, columns);
 }
 
-using Dots = void (*)(const Half*, const Half*, float*, int64_t, int64_t, int64_t, int64_t);
-template <int... M>
+using Dots = void (*)(const Half*, const Half*, float*, int64_t, int64_t, ColumnShare, int64_t);
+template <bool kPart, int... M>
 constexpr std::array<Dots, sizeof...(M)> DotTable(std::integer_sequence<int, M...>) {
-  return {{&DotRows<M + 1, RowsOf(M + 1, 1)>...}};
+  return {{&DotRows<M + 1, DotRowsOf(M + 1), kPart>...}};
 }
-constexpr auto kDotRows = DotTable(Counts{});
+template <bool kPart>
+constexpr auto kDotRows = DotTable<kPart>(Counts{});
 
 #endif  // SPECJAX_DOTS
 
@@ -375,11 +376,11 @@ Problem HalfProducts(ThreadPool pool, In<kBF16> x, Ins weights, bool transpose_o
     float* sums = Scratch(1, height * columns + kLanes);
 #if defined(SPECJAX_DOTS)
     if (way == kDots) {
-      const int64_t length = (in + kPairs - 1) / kPairs * kPairs;
       const Half* x = static_cast<const Half*>(packed);
-      EachShare(height, columns, [&](int64_t r, int64_t rows, int64_t m, int64_t few) {
-        kDotRows[few - 1](w + r * in, x + m * length, sums + r * columns + m, in, length, rows,
-                          columns);
+      const int64_t pitch = Pitch(in, sizeof(Half));
+      EachShare(height, columns, [&](int64_t r, int64_t rows, int64_t m, int64_t few, ColumnShare share) {
+        (share.count > 1 ? kDotRows<true> : kDotRows<false>)[few - 1](
+            w + r * in, x + m * pitch, sums + r * columns + m, in, rows, share, columns);
       });
       PutRows(sums, columns, height, columns, y, to);
       return;

@@ -12,25 +12,24 @@ namespace {
 
 // The inputs k ... deep - 1, which fill no vector, of `rows` by `columns` sums; and where they go.
 template <typename W>
-__attribute__((noinline)) void Finish(const W* w, const float* x, float* y, int64_t in, int64_t k,
-                                      int64_t deep, int rows, int columns, const float* total,
-                                      To to) {
+__attribute__((noinline)) void Finish(const W* w, const float* x, float* y, int64_t in,
+                                      int64_t pitch, int64_t k, int64_t deep, int rows, int columns,
+                                      const float* total, To to) {
   for (int r = 0; r < rows; ++r) {
     for (int m = 0; m < columns; ++m) {
       float s = total[r * columns + m];
-      for (int64_t t = k; t < deep; ++t) s = Fma(Number(w[r * in + t]), x[m * in + t], s);
+      for (int64_t t = k; t < deep; ++t) s = Fma(Number(w[r * in + t]), x[m * pitch + t], s);
       to(y, r, m, s);
     }
   }
 }
 
-// y[r, m] = sum_k w[r, k] x[m, k] over `deep` inputs, for R rows and M columns of length `in`. The
-// rows `ahead` are fetched meanwhile, so that reading from memory and multiplying overlap.
-template <int R, int M, typename W>
-ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t deep,
-                       int64_t ahead, To to) {
+// y[r, m] = sum_k w[r, k] x[m, k] over `deep` inputs, for R rows of length `in` and M columns, a pitch
+// apart. The `next` rows are fetched meanwhile, so that reading from memory and multiplying overlap.
+template <int R, int M, typename W, typename Next>
+ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t pitch,
+                       int64_t deep, Next& next, To to) {
   constexpr int64_t kSize = sizeof(W);
-  Fetch next(w + ahead * in, deep * kSize, in * kSize);
   Vec sum[R * M];
   UNROLL
   for (int i = 0; i < R * M; ++i) sum[i] = Vec{};
@@ -38,16 +37,17 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
   if constexpr (std::is_same_v<W, Pair>) {
     for (; k + 2 * kLanes <= deep; k += 2 * kLanes) {
       Vec even[R], odd[R];
+      const bool due = k * kSize % kLine == 0 && next.Due();
       UNROLL
       for (int r = 0; r < R; ++r) {
         const IntVec both = *reinterpret_cast<const HalfPairs*>(w + r * in + k);
         even[r] = Once(reinterpret_cast<Vec>(both << 16));
         odd[r] = Once(reinterpret_cast<Vec>(both & int32_t(0xffff0000)));
-        if (k * kSize % kLine == 0) next.Next<2>();
+        if (due) next.template Next<2>();
       }
       UNROLL
       for (int m = 0; m < M; ++m) {
-        const Vec b = Once(Load(x + m * in + k)), c = Once(Load(x + m * in + k + kLanes));
+        const Vec b = Once(Load(x + m * pitch + k)), c = Once(Load(x + m * pitch + k + kLanes));
         UNROLL
         for (int r = 0; r < R; ++r) sum[r * M + m] = Fma(even[r], b, sum[r * M + m]);
         UNROLL
@@ -57,14 +57,15 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
   }
   for (; k + kLanes <= deep; k += kLanes) {
     Vec a[R];
+    const bool due = (kSize * kLanes >= kLine || k * kSize % kLine == 0) && next.Due();
     UNROLL
     for (int r = 0; r < R; ++r) {
       a[r] = Once(Load(w + r * in + k));
-      if (kSize * kLanes >= kLine || k * kSize % kLine == 0) next.Next<2>();
+      if (due) next.template Next<2>();
     }
     UNROLL
     for (int m = 0; m < M; ++m) {
-      const Vec b = Once(Load(x + m * in + k));
+      const Vec b = Once(Load(x + m * pitch + k));
       UNROLL
       for (int r = 0; r < R; ++r) sum[r * M + m] = Fma(a[r], b, sum[r * M + m]);
     }
@@ -72,7 +73,7 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
   alignas(64) float total[(R * M + kLanes - 1) / kLanes * kLanes];
   StoreAll<R * M>(total, [&](int i) { return sum[i]; });
   if (k < deep || to.add) {
-    Finish(w, x, y, in, k, deep, R, M, total, to);
+    Finish(w, x, y, in, pitch, k, deep, R, M, total, to);
   } else if (to.down == M) {  // the results lie side by side
     std::memcpy(y, total, sizeof(float) * R * M);
   } else {
@@ -83,40 +84,52 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
   }
 }
 
-template <int M, int R, typename W>
-void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows, To to) {
-  const int64_t ahead = Fetch::Ahead(R, deep * sizeof(W));
+template <int M, int R, bool kPart = false, typename W>
+void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t pitch, int64_t deep,
+             int64_t rows, ColumnShare share, To to) {
+  auto next = share.Following<kPart, R>(w, deep * sizeof(W), in * sizeof(W), rows);
   int64_t r = 0;
-  for (; r + R <= rows; r += R) Few<R, M>(w + r * in, x, y + r * to.down, in, deep, ahead, to);
+  for (; r + R <= rows; r += R)
+    Few<R, M>(w + r * in, x, y + r * to.down, in, pitch, deep, next, to);
   if constexpr (R > 1) {
-    if (r < rows) FewRows<M, 1>(w + r * in, x, y + r * to.down, in, deep, rows - r, to);
+    if (r < rows)
+      FewRows<M, 1, kPart>(w + r * in, x, y + r * to.down, in, pitch, deep, rows - r, share, to);
   }
 }
 
 template <typename W>
-using Rows = void (*)(const W*, const float*, float*, int64_t, int64_t, int64_t, To);
-template <typename W, bool kOne, int... M>
+using Rows = void (*)(const W*, const float*, float*, int64_t, int64_t, int64_t, int64_t,
+                      ColumnShare, To);
+enum class Reading { kRows, kOne, kPart };  // rows side by side, one by one, by a share of the columns
+template <typename W, Reading kHow, int... M>
 constexpr std::array<Rows<W>, sizeof...(M)> FewTable(std::integer_sequence<int, M...>) {
+  constexpr bool kOne = kHow == Reading::kOne, kPart = kHow == Reading::kPart;
   constexpr int each = std::is_same_v<W, Pair> ? 2 : 1;
   // At least two rows, except where they are read one by one: sharing the loads of columns saves more
   // than some sums in memory cost.
-  return {{&FewRows<M + 1, kOne && M < 5 ? 1 : std::max(RowsOf(M + 1, each), 2), W>...}};
+  return {{&FewRows<M + 1, kOne && M < 5 ? 1 : std::max(RowsOf(M + 1, each), 2), kPart, W>...}};
 }
-template <typename W, bool kOne>
-constexpr auto kFewRows = FewTable<W, kOne>(Counts{});  // by the number of columns, less one
+template <typename W, Reading kHow>
+constexpr auto kFewRows = FewTable<W, kHow>(Counts{});  // by the number of columns, less one
 
-// Floats of a product from which on rows are read one by one, with AVX-512 and up to five columns:
-// memory is fastest in its own order, and so large a product mostly waits for it; in a smaller one
-// rows side by side share the loads of columns.
-constexpr int64_t kWaiting = kLanes == 16 ? 1 << 21 : INT64_MAX;
+// Floats of a product from which on rows are read one by one, with AVX-512 and up to five columns,
+// and floats of the columns up to which they are: memory is fastest in its own order, and so large a
+// product mostly waits for it. In a smaller one rows side by side share the loads of columns, and
+// longer columns, loaded anew for each row, would not stay in the L1 cache.
+constexpr int64_t kWaiting = kLanes == 16 ? 1 << 21 : INT64_MAX, kHeldColumns = 5 << 10;
 
 // A task's rows of a weight matrix by columns of PackRows, a few of them at a time.
 template <typename W, bool kOne = false>
 void FewBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
            int64_t columns, To to) {
-  EachShare(rows, columns, [&](int64_t r, int64_t height, int64_t m, int64_t few) {
+  const int64_t pitch = Pitch(in);
+  EachShare(rows, columns, [&](int64_t r, int64_t height, int64_t m, int64_t few, ColumnShare share) {
     float* at = y + r * to.down + m * to.across;
-    kFewRows<W, kOne>[few - 1](w + r * in, x + m * in, at, in, deep, height, to);
+    constexpr auto alone = kOne ? Reading::kOne : Reading::kRows;
+    const auto run = (share.count > 1 ? kFewRows<W, Reading::kPart>
+                      : few * deep <= kHeldColumns ? kFewRows<W, alone>
+                                                   : kFewRows<W, Reading::kRows>)[few - 1];
+    run(w + r * in, x + m * pitch, at, in, pitch, deep, height, share, to);
   });
 }
 

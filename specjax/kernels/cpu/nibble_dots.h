@@ -133,7 +133,7 @@ template <int... M>
 constexpr std::array<NibbleBy, sizeof...(M)> NibbleTable(std::integer_sequence<int, M...>) {
   return {{&NibblesBy<M + 1>...}};
 }
-constexpr auto kNibblesBy = NibbleTable(std::make_integer_sequence<int, kManyColumns - 1>{});
+constexpr auto kNibblesBy = NibbleTable(Counts{});
 
 #endif  // SPECJAX_BYTE_DOTS
 

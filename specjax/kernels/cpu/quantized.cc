@@ -139,7 +139,7 @@ enum Kind { kChannel, kEight, kFour };  // eight bits and a scale a row; eight, 
 __attribute__((noinline)) void FinishRow(const int8_t* row, float scale, const float* x, int64_t in,
                                          int64_t k, int64_t end, int columns, float* total) {
   for (int m = 0; m < columns; ++m) {
-    for (int64_t t = k; t < end; ++t) total[m] += static_cast<float>(row[t]) * x[m * in + t];
+    for (int64_t t = k; t < end; ++t) total[m] += static_cast<float>(row[t]) * x[m * Pitch(in) + t];
     total[m] *= scale;
   }
 }
@@ -155,7 +155,7 @@ ALWAYS_INLINE std::array<Bytes, R> ReadRows(const Weight& w, int64_t at) {
 }
 
 // y[r, m] = sum_k weight[r, k] x[m, k] over the inputs k ... end - 1, for R rows and M columns of
-// length `in`; in groups, k and end are multiples of kTile. Rows `ahead` are fetched.
+// `in` inputs; in groups, k and end are multiples of kTile. Rows `ahead` are fetched.
 template <int R, int M, Kind kKind>
 ALWAYS_INLINE void Narrow(const Weight& w, const float* x, float* y, int64_t in, int64_t k,
                           int64_t end, int64_t ahead, To to) {
@@ -163,6 +163,7 @@ ALWAYS_INLINE void Narrow(const Weight& w, const float* x, float* y, int64_t in,
   UNROLL
   for (int i = 0; i < R * M; ++i) sum[i] = Vec{};
   constexpr int64_t shorter = kKind == kFour ? 2 : 1;
+  const int64_t pitch = Pitch(in);
   Fetch next(w.values + ahead * w.bytes + k / shorter, (end - k) / shorter, w.bytes);
   const auto fetch = [&]() __attribute__((always_inline)) {
     UNROLL
@@ -171,7 +172,7 @@ ALWAYS_INLINE void Narrow(const Weight& w, const float* x, float* y, int64_t in,
   const auto add = [&](const Vec* a, int64_t at) __attribute__((always_inline)) {
     UNROLL
     for (int m = 0; m < M; ++m) {
-      const Vec b = Once(Load(x + m * in + at));
+      const Vec b = Once(Load(x + m * pitch + at));
       UNROLL
       for (int r = 0; r < R; ++r) sum[r * M + m] = Fma(a[r], b, sum[r * M + m]);
     }
@@ -358,7 +359,7 @@ Problem Quantized(ThreadPool pool, In<kF32> x, Ins arrays, bool transpose_out,
     float* y = part->result + begin * to.down;
     for (int64_t k = 0; k < in; k += kDeep, to.add = true) {
       const int64_t stop = std::min(in, k + kDeep);
-      EachShare(height, columns, [&](int64_t r, int64_t rows, int64_t m, int64_t few) {
+      EachShare(height, columns, [&](int64_t r, int64_t rows, int64_t m, int64_t few, ColumnShare) {
         const Weight w = part->weight.From(begin + r);
         float* at = y + r * to.down + m * to.across;
 #if defined(SPECJAX_BYTE_DOTS)
@@ -373,7 +374,7 @@ Problem Quantized(ThreadPool pool, In<kF32> x, Ins arrays, bool transpose_out,
           return;
         }
 #endif
-        kRows[part->kind][few - 1](w, packed + m * in, at, in, k, stop, rows, to);
+        kRows[part->kind][few - 1](w, packed + m * Pitch(in), at, in, k, stop, rows, to);
       });
     }
   });

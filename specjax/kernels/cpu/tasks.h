@@ -143,15 +143,34 @@ struct FloatParts {
   }
 };
 
-// Calls body(row, rows, column, columns) for every block of rows, which stays in the caches while
-// all columns meet it, and for shares of the columns, as equal as can be, of at most kFew columns.
+// Which share of the columns meets a block of rows.
+struct ColumnShare {
+  int64_t index, count;
+
+  // What is fetched while R rows at a time of the block from `rows` on, `bytes` of each, are
+  // multiplied. Where all columns meet the rows at once, it is the rows that come soon. Of several
+  // shares the first would wait for memory and the others would leave it idle: there each share, which
+  // is a `kPart`, fetches its part of the next block.
+  template <bool kPart, int R>
+  ALWAYS_INLINE auto Following(const void* rows, int64_t bytes, int64_t stride, int64_t height) const {
+    const char* from = static_cast<const char*>(rows);
+    if constexpr (kPart) {
+      return FetchPart(from + kBlock * stride, bytes, stride, height, index, count);
+    } else {
+      return Fetch(from + Fetch::Ahead(R, bytes) * stride, bytes, stride);
+    }
+  }
+};
+
+// Calls body(row, rows, column, columns, share) for every block of rows, which stays in the caches
+// while all columns meet it, and for shares of the columns, as equal as can be, of at most kFew.
 template <typename Body>
 ALWAYS_INLINE void EachShare(int64_t rows, int64_t columns, const Body& body) {
   const int64_t shares = (columns + kFew - 1) / kFew;
   for (int64_t r = 0; r < rows; r += kBlock) {
     for (int64_t share = 0, m = 0; share < shares; ++share) {
       const int64_t end = columns * (share + 1) / shares;
-      body(r, std::min(kBlock, rows - r), m, end - m);
+      body(r, std::min(kBlock, rows - r), m, end - m, ColumnShare{share, shares});
       m = end;
     }
   }

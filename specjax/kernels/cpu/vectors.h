@@ -39,6 +39,12 @@ constexpr int64_t kLine = 64;     // bytes of a cache line
 constexpr int64_t kAhead = 8192;  // bytes, at least, between what is fetched and what is used
 constexpr int64_t kMostAhead = 64;  // rows, at most, between them, where rows are short
 
+// Numbers of so many bytes from one packed column of so many inputs to the next: an odd number of
+// cache lines. Columns that lie a multiple of 4 KiB apart would share a few lines of the L1 cache.
+inline int64_t Pitch(int64_t in, int64_t bytes = 4) {
+  return ((bytes * in + kLine - 1) / kLine | 1) * kLine / bytes;
+}
+
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")  // of loops over what is to stay in registers
 
@@ -183,10 +189,32 @@ class Fetch {
     UNROLL
     for (int i = 0; i < kLines; ++i) Next<2>();
   }
+  // Whether it is time for the next lines.
+  static constexpr bool Due() { return true; }
 
- private:
+ protected:
   const char* at_;
   int64_t line_ = 0, lines_, gap_;
+};
+
+// Part `index` of `count` of so many rows, at a pace that is slower by their number.
+class FetchPart : public Fetch {
+ public:
+  ALWAYS_INLINE FetchPart(const void* p, int64_t bytes, int64_t stride, int64_t rows, int64_t index,
+                          int64_t count)
+      : Fetch(p, bytes, stride), pace_(count), wait_(count) {
+    const int64_t first = rows * lines_ * index / count;
+    line_ = first % lines_;
+    at_ += first / lines_ * stride + line_ * kLine;
+  }
+  ALWAYS_INLINE bool Due() {
+    if (--wait_ > 0) return false;
+    wait_ = pace_;
+    return true;
+  }
+
+ private:
+  int64_t pace_, wait_;
 };
 
 // Where a result goes: its strides, and whether it is added to what stands there.
@@ -205,12 +233,18 @@ constexpr int RowsOf(int columns, int each) {
   const int most = (kRegisters - 2 * each) / (columns + each);
   return most > 6 ? 6 : most > 4 ? 4 : std::max(most, 1);
 }
+// The same where an `asm` adds to the sums: of about 20 or more GCC 12 keeps all in memory.
+constexpr int DotRowsOf(int columns) {
+  int rows = RowsOf(columns, 1);
+  while (rows * columns > 18 || kBlock % rows != 0) --rows;
+  return rows;
+}
 using Counts = std::make_integer_sequence<int, kFew>;
 
-// x [in, M] -> rows [M, in]: inputs k ... k + kStep kLanes - 1, of which those that are a multiple of
-// kStep come first. An output is put together from one vector after the other.
+// x [in, M] -> rows [M, pitch]: inputs k ... k + kStep kLanes - 1, of which those that are a multiple
+// of kStep come first. An output is put together from one vector after the other.
 template <int M, int kStep>
-ALWAYS_INLINE void PackVectors(const float* x, int64_t in, int64_t k, float* rows) {
+ALWAYS_INLINE void PackVectors(const float* x, int64_t pitch, int64_t k, float* rows) {
   Vec from[M * kStep];
   UNROLL
   for (int j = 0; j < M * kStep; ++j) from[j] = Load(x + k * M + j * kLanes);
@@ -228,17 +262,17 @@ ALWAYS_INLINE void PackVectors(const float* x, int64_t in, int64_t k, float* row
         }
         to = Pick(to, from[j], pick);
       }
-      Store(rows + m * in + k + h * kLanes, to);
+      Store(rows + m * pitch + k + h * kLanes, to);
     }
   }
 }
 
 template <int M, int kStep>
-void PackAll(const float* x, int64_t in, int64_t end, float* rows) {
+void PackAll(const float* x, int64_t pitch, int64_t end, float* rows) {
   if constexpr (M * kStep == 1) {
     std::memcpy(rows, x, sizeof(float) * end);
   } else {
-    for (int64_t k = 0; k < end; k += kStep * kLanes) PackVectors<M, kStep>(x, in, k, rows);
+    for (int64_t k = 0; k < end; k += kStep * kLanes) PackVectors<M, kStep>(x, pitch, k, rows);
   }
 }
 template <int kStep, int... M>
@@ -248,23 +282,36 @@ constexpr auto PackTable(std::integer_sequence<int, M...>) {
 template <int kStep>
 constexpr auto kPackBy = PackTable<kStep>(Counts{});  // by the number of columns, less one
 
-// x [in, columns] -> floats [columns, in]; with `pairs`, of every two vectors of inputs the even ones
-// come first.
+// Columns m ... m + some - 1 of x [in, columns], at most kFew, side by side: in memory of the thread.
+inline const float* SideBySide(const float* x, int64_t in, int64_t columns, int64_t m, int64_t some) {
+  float* to = Scratch(1, in * some + kFew);
+  const int64_t safe = in - kFew;  // what is copied too much is in x, and is written over
+  for (int64_t k = 0; k < safe; ++k)
+    std::memcpy(to + k * some, x + k * columns + m, sizeof(float) * kFew);
+  for (int64_t k = std::max<int64_t>(safe, 0); k < in; ++k)
+    for (int64_t i = 0; i < some; ++i) to[k * some + i] = x[k * columns + m + i];
+  return to;
+}
+
+// x [in, columns] -> floats [columns, Pitch(in)]; with `pairs`, of every two vectors of inputs the
+// even ones come first.
 template <typename X>
 float* PackRows(const X* x, int64_t in, int64_t columns, bool pairs) {
-  float* rows = Scratch(0, columns * in);
-  const int64_t group = pairs ? 2 * kLanes : kLanes, whole = in / group * group;
+  const int64_t pitch = Pitch(in), group = pairs ? 2 * kLanes : kLanes, whole = in / group * group;
+  float* rows = Scratch(0, columns * pitch);
   int64_t k = 0;
   if constexpr (std::is_same_v<X, float>) {
-    if (columns <= kFew) {
-      (pairs ? kPackBy<2> : kPackBy<1>)[columns - 1](x, in, whole, rows);
-      k = whole;
+    for (int64_t m = 0; m < columns; m += kFew) {
+      const int64_t some = std::min<int64_t>(kFew, columns - m);
+      const float* from = some == columns ? x : SideBySide(x, in, columns, m, some);
+      (pairs ? kPackBy<2> : kPackBy<1>)[some - 1](from, pitch, whole, rows + m * pitch);
     }
+    k = whole;
   }
   for (; k < in; ++k) {
     const int64_t i = k % (2 * kLanes);
     const int64_t to = pairs && k < whole ? k - i + i / 2 + i % 2 * kLanes : k;
-    for (int64_t m = 0; m < columns; ++m) rows[m * in + to] = Number(x[k * columns + m]);
+    for (int64_t m = 0; m < columns; ++m) rows[m * pitch + to] = Number(x[k * columns + m]);
   }
   return rows;
 }
