@@ -49,7 +49,7 @@ void Product(const std::string& what, const char* name, std::vector<const Array*
   Check(turns, where + ": turned");
 }
 
-const std::vector<int> kFew = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 32}, kMany = {1, 3, 17, 64, 100, 260};
+const std::vector<int> kFew = {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 14, 16, 32}, kMany = {1, 3, 17, 64, 100, 260};
 
 void Products() {
   for (int64_t out : {1, 15, 17, 130}) {

@@ -106,12 +106,15 @@ def test_weights_of_products_are_cast_where_that_loses_nothing_and_something_sta
 @pytest.mark.parametrize("out, size", [(64, 2129), (2047, 300)])  # deep; rows that are left over
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_column_of_a_product_is_the_same_bits_beside_neighbours_and_at_any_hour(out, size, dtype):
-    """Beside up to eight, of which four are multiplied and then the others."""
-    weight, x = normal(out, size).astype(dtype), normal(size, 9)
+    """More than eight columns are multiplied in shares of four to eight, whose rows are fetched in
+    another order."""
+    weight, x = normal(out, size).astype(dtype), normal(size, 32)
     whole = np.asarray(jax.jit(calls.dot)(weight, x))
-    for columns in (1, 2, 5, 7, 8, *4 * [9]):
+    for columns in (1, 2, 5, 7, 8, *4 * [9], 11, 13, 14, 16, 17, 32):
         got = np.asarray(jax.jit(calls.dot)(weight, x[:, :columns]))
         np.testing.assert_array_equal(got, whole[:, :columns])
+        last = np.asarray(jax.jit(calls.dot)(weight, x[:, -columns:]))
+        np.testing.assert_array_equal(last, whole[:, -columns:])
 
 
 @needs_kernels

@@ -29,7 +29,7 @@ from specjax.kernels.cpu import calls
 for out, size in ((1, 1), (7, 5), (61, 129), (70, 2200)):
     for dtype in (jnp.float32, jnp.bfloat16):
         weight = jnp.asarray(t.normal(out, size), dtype)
-        for columns in (1, 3, 8, 13, 17, 32):  # both ways to write the product, in turn
+        for columns in (1, 3, 8, 9, 13, 17, 32):  # both ways to write the product, in turn
             calls.dot(weight, jnp.asarray(t.normal(size, columns)), bool(columns % 2))
         for columns in (1, 17, 64, 257):
             x = jnp.asarray(t.normal(size, columns))

@@ -34,8 +34,7 @@ struct FewHead {
   void Add(const T* keys, const T* values, int64_t count, const bool* mask) {
     alignas(64) float scores[M * kSlots];
     constexpr int R = M < kLanes ? kLanes / M : 1;  // fills a vector of sums
-    FewRows<M, R>(keys, query, scores, size, size, size, count, ColumnShare{0, 1},
-                  To{1, kSlots, false});
+    FewRows<M, R>(keys, query, scores, size, size, size, count, To{1, kSlots, false});
     float fades[M];
     for (int m = 0; m < M; ++m) {
       float* column = scores + m * kSlots;

@@ -10,20 +10,11 @@
 #include "amx.h"
 #include "bfloat16.h"
 #include "few_columns.h"
+#include "few_dots.h"
 #include "tasks.h"
 #include "vectors.h"
 
-// GCC before 11 does not know them.
-#if defined(__AVX512BW__) && defined(__linux__) && (defined(__clang__) || __GNUC__ >= 11)
-#include <cpuid.h>
-#if !defined(SPECJAX_WITHOUT_DOTS) && (defined(__AVX512BF16__) || !defined(__clang__))
-#define SPECJAX_DOTS  // Clang's assembler knows only what it compiles for
-#endif
-#endif
-
 namespace {
-
-[[maybe_unused]] constexpr int kPairs = 2 * kLanes;  // bfloat16 numbers of a vector
 
 enum Way { kWiden, kDots, kTiles };
 
@@ -78,68 +69,6 @@ inline void PutRows(const float* sums, int64_t pitch, int64_t rows, int64_t colu
     for (int64_t m = 0; m < columns; ++m) Put(sums[r * pitch + m], y + r * to.down + m * to.across);
 #endif
 }
-
-#if defined(SPECJAX_DOTS)
-
-// x [in, columns] -> [columns, Pitch(in, 2)], filled up with zeros.
-inline const Half* PackHalves(const Half* x, int64_t in, int64_t columns) {
-  const int64_t pitch = Pitch(in, sizeof(Half));
-  Half* rows = reinterpret_cast<Half*>(Scratch(0, columns * pitch / 2));
-  for (int64_t k = 0; k < in; ++k)
-    for (int64_t m = 0; m < columns; ++m) rows[m * pitch + k] = x[k * columns + m];
-  for (int64_t m = 0; m < columns; ++m) std::fill(rows + m * pitch + in, rows + (m + 1) * pitch, Half{0});
-  return rows;
-}
-
-// y[r, m] = sum_k w[r, k] x[m, k] of R rows of length `in` and M columns; rows of sums are `columns`
-// apart, and the `next` rows of weights are fetched.
-template <int R, int M, typename Next>
-ALWAYS_INLINE void FewDots(const Half* w, const Half* x, float* y, int64_t in, Next& next,
-                           int64_t columns) {
-  const int64_t pitch = Pitch(in, sizeof(Half));
-  Vec sum[R * M];
-  UNROLL
-  for (int i = 0; i < R * M; ++i) sum[i] = Vec{};
-  for (int64_t k = 0; k < in; k += kPairs) {
-    const bool due = next.Due();
-    const uint32_t held = in - k >= kPairs ? ~0u : (1u << (in - k)) - 1;
-    __m512i a[R];
-    UNROLL
-    for (int r = 0; r < R; ++r) {
-      a[r] = _mm512_maskz_loadu_epi16(held, w + r * in + k);
-      if (due) next.template Next<2>();
-    }
-    UNROLL
-    for (int m = 0; m < M; ++m) {
-      const __m512i b = _mm512_loadu_si512(x + m * pitch + k);
-      UNROLL
-      for (int r = 0; r < R; ++r) asm("vdpbf16ps %2, %1, %0" : "+v"(sum[r * M + m]) : "v"(b), "v"(a[r]));
-    }
-  }
-  alignas(64) float total[(R * M + kLanes - 1) / kLanes * kLanes];
-  StoreAll<R * M>(total, [&](int i) { return sum[i]; });
-  for (int r = 0; r < R; ++r)
-    for (int m = 0; m < M; ++m) y[r * columns + m] = total[r * M + m];
-}
-
-template <int M, int R, bool kPart>
-void DotRows(const Half* w, const Half* x, float* y, int64_t in, int64_t rows, ColumnShare share,
-             int64_t columns) {
-  auto next = share.Following<kPart, R>(w, 2 * in, 2 * in, rows);
-  int64_t r = 0;
-  for (; r + R <= rows; r += R) FewDots<R, M>(w + r * in, x, y + r * columns, in, next, columns);
-  for (; r < rows; ++r) FewDots<1, M>(w + r * in, x, y + r * columns, in, next, columns);
-}
-
-using Dots = void (*)(const Half*, const Half*, float*, int64_t, int64_t, ColumnShare, int64_t);
-template <bool kPart, int... M>
-constexpr std::array<Dots, sizeof...(M)> DotTable(std::integer_sequence<int, M...>) {
-  return {{&DotRows<M + 1, DotRowsOf(M + 1), kPart>...}};
-}
-template <bool kPart>
-constexpr auto kDotRows = DotTable<kPart>(Counts{});
-
-#endif  // SPECJAX_DOTS
 
 #if defined(SPECJAX_TILES)
 
@@ -376,20 +305,30 @@ Problem HalfProducts(ThreadPool pool, In<kBF16> x, Ins weights, bool transpose_o
     float* sums = Scratch(1, height * columns + kLanes);
 #if defined(SPECJAX_DOTS)
     if (way == kDots) {
-      const Half* x = static_cast<const Half*>(packed);
-      const int64_t pitch = Pitch(in, sizeof(Half));
+      const Half *x = static_cast<const Half*>(packed), *after = After(part->weight, part->out, in, begin, height, 0, in);
+      const int64_t pitch = Pitch(in, sizeof(Half)), bytes = 2 * in;
       EachShare(height, columns, [&](int64_t r, int64_t rows, int64_t m, int64_t few, ColumnShare share) {
-        (share.count > 1 ? kDotRows<true> : kDotRows<false>)[few - 1](
-            w + r * in, x + m * pitch, sums + r * columns + m, in, rows, share, columns);
+        const Half *row = w + r * in, *column = x + m * pitch;
+        float* at = sums + r * columns + m;
+        if (share.count > 1 && kBlock * bytes <= kMostOfBlock) {
+          const FetchPart next(share.Coming(row, in, after), bytes, bytes, rows, share.index, share.count);
+          kDotParts[few - kLeastShare](row, column, at, in, rows, next, columns);
+        } else {
+          const Fetch next(row + Fetch::Ahead(DotRowsOf(few), bytes) * in, bytes, bytes);
+          kDotRows[few - 1](row, column, at, in, rows, next, columns);
+        }
       });
       PutRows(sums, columns, height, columns, y, to);
       return;
     }
 #endif
     To across{columns, 1, false};
-    for (int64_t k = 0; k < in; k += kLong, across.add = true)
-      FewBy(static_cast<const Pair*>(w) + k, static_cast<const float*>(packed) + k, sums, in,
-            std::min(kLong, in - k), height, columns, across);
+    for (int64_t k = 0; k < in; k += kLong, across.add = true) {
+      const int64_t d = std::min(kLong, in - k);
+      const auto* after = static_cast<const Pair*>(After(part->weight, part->out, in, begin, height, k, d));
+      FewBy(static_cast<const Pair*>(w) + k, static_cast<const float*>(packed) + k, sums, in, d, height,
+            columns, after, across);
+    }
     PutRows(sums, columns, height, columns, y, to);
   });
   return nullptr;

@@ -24,11 +24,11 @@ __attribute__((noinline)) void Finish(const W* w, const float* x, float* y, int6
   }
 }
 
-// y[r, m] = sum_k w[r, k] x[m, k] over `deep` inputs, for R rows of length `in` and M columns, a pitch
+// y[r, m] = sum_k w[r, k] x[m, k] over `deep` inputs, for R rows of length `in` and M columns, `pitch`
 // apart. The `next` rows are fetched meanwhile, so that reading from memory and multiplying overlap.
-template <int R, int M, typename W, typename Next>
+template <int R, int M, typename W, typename Fetching>
 ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t pitch,
-                       int64_t deep, Next& next, To to) {
+                       int64_t deep, Fetching& next, To to) {
   constexpr int64_t kSize = sizeof(W);
   Vec sum[R * M];
   UNROLL
@@ -37,7 +37,7 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
   if constexpr (std::is_same_v<W, Pair>) {
     for (; k + 2 * kLanes <= deep; k += 2 * kLanes) {
       Vec even[R], odd[R];
-      const bool due = k * kSize % kLine == 0 && next.Due();
+      const bool due = k * kSize % kLine == 0 && next.Step();
       UNROLL
       for (int r = 0; r < R; ++r) {
         const IntVec both = *reinterpret_cast<const HalfPairs*>(w + r * in + k);
@@ -57,7 +57,7 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
   }
   for (; k + kLanes <= deep; k += kLanes) {
     Vec a[R];
-    const bool due = (kSize * kLanes >= kLine || k * kSize % kLine == 0) && next.Due();
+    const bool due = (kSize * kLanes >= kLine || k * kSize % kLine == 0) && next.Step();
     UNROLL
     for (int r = 0; r < R; ++r) {
       a[r] = Once(Load(w + r * in + k));
@@ -84,52 +84,81 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
   }
 }
 
-template <int M, int R, bool kPart = false, typename W>
+// The same for any number of rows. Those that come soon are fetched.
+template <int M, int R, typename W>
 void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t pitch, int64_t deep,
-             int64_t rows, ColumnShare share, To to) {
-  auto next = share.Following<kPart, R>(w, deep * sizeof(W), in * sizeof(W), rows);
+             int64_t rows, To to) {
+  const int64_t bytes = deep * sizeof(W);
+  Fetch next(w + Fetch::Ahead(R, bytes) * in, bytes, in * sizeof(W));
   int64_t r = 0;
   for (; r + R <= rows; r += R)
     Few<R, M>(w + r * in, x, y + r * to.down, in, pitch, deep, next, to);
   if constexpr (R > 1) {
-    if (r < rows)
-      FewRows<M, 1, kPart>(w + r * in, x, y + r * to.down, in, pitch, deep, rows - r, share, to);
+    if (r < rows) FewRows<M, 1>(w + r * in, x, y + r * to.down, in, pitch, deep, rows - r, to);
   }
 }
 
-template <typename W>
-using Rows = void (*)(const W*, const float*, float*, int64_t, int64_t, int64_t, int64_t,
-                      ColumnShare, To);
-enum class Reading { kRows, kOne, kPart };  // rows side by side, one by one, by a share of the columns
-template <typename W, Reading kHow, int... M>
-constexpr std::array<Rows<W>, sizeof...(M)> FewTable(std::integer_sequence<int, M...>) {
-  constexpr bool kOne = kHow == Reading::kOne, kPart = kHow == Reading::kPart;
-  constexpr int each = std::is_same_v<W, Pair> ? 2 : 1;
-  // At least two rows, except where they are read one by one: sharing the loads of columns saves more
-  // than some sums in memory cost.
-  return {{&FewRows<M + 1, kOne && M < 5 ? 1 : std::max(RowsOf(M + 1, each), 2), kPart, W>...}};
+// The same for a share of the columns, which fetches its part of the rows that are `coming`.
+template <int M, int R, typename W>
+void PartRows(const W* w, const float* x, float* y, int64_t in, int64_t pitch, int64_t deep,
+              int64_t rows, const W* coming, ColumnShare share, To to) {
+  FetchPart next(coming, deep * sizeof(W), in * sizeof(W), rows, share.index, share.count);
+  int64_t r = 0;
+  for (; r + R <= rows; r += R)
+    Few<R, M>(w + r * in, x, y + r * to.down, in, pitch, deep, next, to);
+  if (r < rows) FewRows<M, 1>(w + r * in, x, y + r * to.down, in, pitch, deep, rows - r, to);
 }
-template <typename W, Reading kHow>
-constexpr auto kFewRows = FewTable<W, kHow>(Counts{});  // by the number of columns, less one
 
-// Floats of a product from which on rows are read one by one, with AVX-512 and up to five columns,
-// and floats of the columns up to which they are: memory is fastest in its own order, and so large a
-// product mostly waits for it. In a smaller one rows side by side share the loads of columns, and
-// longer columns, loaded anew for each row, would not stay in the L1 cache.
-constexpr int64_t kWaiting = kLanes == 16 ? 1 << 21 : INT64_MAX, kHeldColumns = 5 << 10;
+// At least two rows, except where they are read one by one: sharing the loads of columns saves more
+// than some sums in memory cost.
+template <typename W>
+constexpr int FewRowsOf(int columns) {
+  return std::max(RowsOf(columns, std::is_same_v<W, Pair> ? 2 : 1), 2);
+}
 
-// A task's rows of a weight matrix by columns of PackRows, a few of them at a time.
+template <typename W>
+using Rows = void (*)(const W*, const float*, float*, int64_t, int64_t, int64_t, int64_t, To);
+template <typename W, bool kOne, int... M>
+constexpr std::array<Rows<W>, sizeof...(M)> FewTable(std::integer_sequence<int, M...>) {
+  return {{&FewRows<M + 1, kOne && M < 5 ? 1 : FewRowsOf<W>(M + 1), W>...}};
+}
+template <typename W, bool kOne>
+constexpr auto kFewRows = FewTable<W, kOne>(Counts{});  // by the number of columns, less one
+
+template <typename W>
+using Parts = void (*)(const W*, const float*, float*, int64_t, int64_t, int64_t, int64_t, const W*,
+                       ColumnShare, To);
+template <typename W, int... M>
+constexpr std::array<Parts<W>, sizeof...(M)> PartTable(std::integer_sequence<int, M...>) {
+  return {{&PartRows<M + kLeastShare, FewRowsOf<W>(M + kLeastShare), W>...}};
+}
+template <typename W>
+constexpr auto kPartRows = PartTable<W>(ShareCounts{});  // by the number of columns, less kLeastShare
+
+// Floats of a product from which on rows are read one by one, with AVX-512: memory is fastest in its
+// own order, and so large a product mostly waits for it. In a smaller one rows side by side share the
+// loads of columns.
+constexpr int64_t kWaiting = kLanes == 16 ? 1 << 21 : INT64_MAX;
+// Floats of columns up to which rows are read one by one: more of them, loaded anew for each row, do
+// not stay in the L1 cache.
+constexpr int64_t kHeldColumns = 5 << 10;
+
+// A task's rows of a weight matrix by columns of PackRows, a few of them at a time. `after` is what
+// this thread reads next, or null.
 template <typename W, bool kOne = false>
 void FewBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
-           int64_t columns, To to) {
+           int64_t columns, const W* after, To to) {
   const int64_t pitch = Pitch(in);
   EachShare(rows, columns, [&](int64_t r, int64_t height, int64_t m, int64_t few, ColumnShare share) {
     float* at = y + r * to.down + m * to.across;
-    constexpr auto alone = kOne ? Reading::kOne : Reading::kRows;
-    const auto run = (share.count > 1 ? kFewRows<W, Reading::kPart>
-                      : few * deep <= kHeldColumns ? kFewRows<W, alone>
-                                                   : kFewRows<W, Reading::kRows>)[few - 1];
-    run(w + r * in, x + m * pitch, at, in, pitch, deep, height, share, to);
+    const W* row = w + r * in;
+    if (share.count > 1) {
+      kPartRows<W>[few - kLeastShare](row, x + m * pitch, at, in, pitch, deep, height,
+                                      share.Coming(row, in, after), share, to);
+    } else {
+      const auto& run = few * deep <= kHeldColumns ? kFewRows<W, kOne> : kFewRows<W, false>;
+      run[few - 1](row, x + m * pitch, at, in, pitch, deep, height, to);
+    }
   });
 }
 

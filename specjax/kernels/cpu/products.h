@@ -34,12 +34,14 @@ Problem Products(ThreadPool pool, In<kF32> x, Ins weights, bool transpose_out, O
     for (int64_t k = 0; k < in; k += kLong, to.add = true) {
       const int64_t d = std::min(kLong, in - k), at = begin * in + k;
       const float* x = packed + k;
+      const auto sum = [&](const auto* weight, const auto& run) {
+        const auto* after = After(weight, part->out, in, begin, height, k, d);
+        run(weight + at, x, y, in, d, height, columns, after, to);
+      };
       if (half) {
-        FewBy(static_cast<const Pair*>(part->weight) + at, x, y, in, d, height, columns, to);
+        sum(static_cast<const Pair*>(part->weight), FewBy<Pair>);
       } else {
-        const float* weight = static_cast<const float*>(part->weight) + at;
-        const auto run = waiting ? &FewBy<float, true> : &FewBy<float>;
-        run(weight, x, y, in, d, height, columns, to);
+        sum(static_cast<const float*>(part->weight), waiting ? FewBy<float, true> : FewBy<float>);
       }
     }
   });

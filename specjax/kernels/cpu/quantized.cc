@@ -136,10 +136,10 @@ enum Kind { kChannel, kEight, kFour };  // eight bits and a scale a row; eight, 
 // The sums of a row of eight-bit values, with the inputs k ... end - 1, which fill no vector, and
 // the row's scale. A function of its own: otherwise a compiler may round products with it here, but
 // not there.
-__attribute__((noinline)) void FinishRow(const int8_t* row, float scale, const float* x, int64_t in,
+__attribute__((noinline)) void FinishRow(const int8_t* row, float scale, const float* x, int64_t pitch,
                                          int64_t k, int64_t end, int columns, float* total) {
   for (int m = 0; m < columns; ++m) {
-    for (int64_t t = k; t < end; ++t) total[m] += static_cast<float>(row[t]) * x[m * Pitch(in) + t];
+    for (int64_t t = k; t < end; ++t) total[m] += static_cast<float>(row[t]) * x[m * pitch + t];
     total[m] *= scale;
   }
 }
@@ -240,7 +240,7 @@ ALWAYS_INLINE void Narrow(const Weight& w, const float* x, float* y, int64_t in,
   for (int r = 0; r < R; ++r) {
     if constexpr (kKind == kChannel) {
       const auto* row = reinterpret_cast<const int8_t*>(w.values + r * w.bytes);
-      FinishRow(row, w.scales[r], x, in, k, end, M, total + r * M);
+      FinishRow(row, w.scales[r], x, pitch, k, end, M, total + r * M);
     }
     for (int m = 0; m < M; ++m) to(y, r, m, total[r * M + m]);
   }

@@ -143,24 +143,30 @@ struct FloatParts {
   }
 };
 
-// Which share of the columns meets a block of rows.
+// Which share of the columns meets a block of rows, and which rows come after the block.
+//
+// Of several shares the first would wait for all of the memory, and the others would leave it idle:
+// there each share fetches its part of the rows that come.
 struct ColumnShare {
   int64_t index, count;
+  bool last;  // whether it is the last block
 
-  // What is fetched while R rows at a time of the block from `rows` on, `bytes` of each, are
-  // multiplied. Where all columns meet the rows at once, it is the rows that come soon. Of several
-  // shares the first would wait for memory and the others would leave it idle: there each share, which
-  // is a `kPart`, fetches its part of the next block.
-  template <bool kPart, int R>
-  ALWAYS_INLINE auto Following(const void* rows, int64_t bytes, int64_t stride, int64_t height) const {
-    const char* from = static_cast<const char*>(rows);
-    if constexpr (kPart) {
-      return FetchPart(from + kBlock * stride, bytes, stride, height, index, count);
-    } else {
-      return Fetch(from + Fetch::Ahead(R, bytes) * stride, bytes, stride);
-    }
+  // The first of the rows that come, where `row` is the block's first one and `after` is what comes
+  // after the last block.
+  template <typename W>
+  const W* Coming(const W* row, int64_t stride, const W* after) const {
+    return last ? after : row + kBlock * stride;
   }
 };
+
+// What a thread reads after inputs k ... k + deep - 1 of rows begin ... begin + height - 1 of a
+// weight [out, in]: the next inputs of the same rows, or else the first ones of the next rows, or null.
+template <typename W>
+const W* After(const W* weight, int64_t out, int64_t in, int64_t begin, int64_t height, int64_t k,
+               int64_t deep) {
+  if (k + deep < in) return weight + begin * in + k + deep;
+  return begin + height < out ? weight + (begin + height) * in : nullptr;
+}
 
 // Calls body(row, rows, column, columns, share) for every block of rows, which stays in the caches
 // while all columns meet it, and for shares of the columns, as equal as can be, of at most kFew.
@@ -170,7 +176,8 @@ ALWAYS_INLINE void EachShare(int64_t rows, int64_t columns, const Body& body) {
   for (int64_t r = 0; r < rows; r += kBlock) {
     for (int64_t share = 0, m = 0; share < shares; ++share) {
       const int64_t end = columns * (share + 1) / shares;
-      body(r, std::min(kBlock, rows - r), m, end - m, ColumnShare{share, shares});
+      const ColumnShare at{share, shares, r + kBlock >= rows};
+      body(r, std::min(kBlock, rows - r), m, end - m, at);
       m = end;
     }
   }

@@ -31,7 +31,7 @@ constexpr int kLanes = 4, kRegisters = 16;
 constexpr int kLanes = 4, kRegisters = 32;
 #endif
 constexpr int kFew = 8;           // columns at a time where sums run along the rows of the matrix
-constexpr int64_t kBlock = 24;    // rows that stay in the caches while all columns meet them
+constexpr int64_t kBlock = 24;    // rows that stay in the caches, with the next ones, while all columns meet them
 // Inputs at a time of weights in few bits, so that the columns stay in the L1 cache; and of weights
 // that are floats: longer rows come faster from memory, and the columns may come from the L2 cache.
 constexpr int64_t kDeep = 1024, kLong = 2048;
@@ -39,8 +39,8 @@ constexpr int64_t kLine = 64;     // bytes of a cache line
 constexpr int64_t kAhead = 8192;  // bytes, at least, between what is fetched and what is used
 constexpr int64_t kMostAhead = 64;  // rows, at most, between them, where rows are short
 
-// Numbers of so many bytes from one packed column of so many inputs to the next: an odd number of
-// cache lines. Columns that lie a multiple of 4 KiB apart would share a few lines of the L1 cache.
+// How many numbers of `bytes` bytes lie between the beginnings of two packed columns of `in` inputs:
+// an odd number of cache lines. Columns a multiple of 4 KiB apart would share few lines of the L1 cache.
 inline int64_t Pitch(int64_t in, int64_t bytes = 4) {
   return ((bytes * in + kLine - 1) / kLine | 1) * kLine / bytes;
 }
@@ -189,25 +189,26 @@ class Fetch {
     UNROLL
     for (int i = 0; i < kLines; ++i) Next<2>();
   }
-  // Whether it is time for the next lines.
-  static constexpr bool Due() { return true; }
+  // Counts a step of the loop; returns whether lines are fetched in it.
+  static constexpr bool Step() { return true; }
 
  protected:
   const char* at_;
   int64_t line_ = 0, lines_, gap_;
 };
 
-// Part `index` of `count` of so many rows, at a pace that is slower by their number.
+// Fetches part `index` of `count` equal parts of these rows, in one step of `count`; or nothing, where
+// `p` is null.
 class FetchPart : public Fetch {
  public:
   ALWAYS_INLINE FetchPart(const void* p, int64_t bytes, int64_t stride, int64_t rows, int64_t index,
                           int64_t count)
-      : Fetch(p, bytes, stride), pace_(count), wait_(count) {
+      : Fetch(p, bytes, stride), pace_(count), wait_(p == nullptr ? INT64_MAX : count) {
     const int64_t first = rows * lines_ * index / count;
     line_ = first % lines_;
     at_ += first / lines_ * stride + line_ * kLine;
   }
-  ALWAYS_INLINE bool Due() {
+  ALWAYS_INLINE bool Step() {
     if (--wait_ > 0) return false;
     wait_ = pace_;
     return true;
@@ -233,13 +234,16 @@ constexpr int RowsOf(int columns, int each) {
   const int most = (kRegisters - 2 * each) / (columns + each);
   return most > 6 ? 6 : most > 4 ? 4 : std::max(most, 1);
 }
-// The same where an `asm` adds to the sums: of about 20 or more GCC 12 keeps all in memory.
+// The same where an `asm` adds to the sums beside a Fetch: there GCC 12 keeps 20 or more in memory.
 constexpr int DotRowsOf(int columns) {
   int rows = RowsOf(columns, 1);
   while (rows * columns > 18 || kBlock % rows != 0) --rows;
   return rows;
 }
 using Counts = std::make_integer_sequence<int, kFew>;
+// Columns of a share, where there are several: as equal as can be, they have at least half of kFew.
+constexpr int kLeastShare = kFew / 2;
+using ShareCounts = std::make_integer_sequence<int, kFew - kLeastShare + 1>;
 
 // x [in, M] -> rows [M, pitch]: inputs k ... k + kStep kLanes - 1, of which those that are a multiple
 // of kStep come first. An output is put together from one vector after the other.
@@ -282,9 +286,9 @@ constexpr auto PackTable(std::integer_sequence<int, M...>) {
 template <int kStep>
 constexpr auto kPackBy = PackTable<kStep>(Counts{});  // by the number of columns, less one
 
-// Columns m ... m + some - 1 of x [in, columns], at most kFew, side by side: in memory of the thread.
+// x [in, columns] -> [in, some]: its columns from m on, at most kFew, in memory of the thread.
 inline const float* SideBySide(const float* x, int64_t in, int64_t columns, int64_t m, int64_t some) {
-  float* to = Scratch(1, in * some + kFew);
+  float* to = Scratch(1, in * some);
   const int64_t safe = in - kFew;  // what is copied too much is in x, and is written over
   for (int64_t k = 0; k < safe; ++k)
     std::memcpy(to + k * some, x + k * columns + m, sizeof(float) * kFew);
