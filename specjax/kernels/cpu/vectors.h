@@ -204,6 +204,7 @@ class FetchPart : public Fetch {
   ALWAYS_INLINE FetchPart(const void* p, int64_t bytes, int64_t stride, int64_t rows, int64_t index,
                           int64_t count)
       : Fetch(p, bytes, stride), pace_(count), wait_(p == nullptr ? INT64_MAX : count) {
+    if (p == nullptr) return;
     const int64_t first = rows * lines_ * index / count;
     line_ = first % lines_;
     at_ += first / lines_ * stride + line_ * kLine;
