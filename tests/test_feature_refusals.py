@@ -8,11 +8,13 @@ import warnings
 import jax
 import numpy as np
 import pytest
+import transformers
 from published_heads import DEEPSPEC, GOLDEN, SPARK, edited
 from toys import heads as weights_for
 
 import specjax
 from specjax import drafters, trees
+from specjax.checkpoints import flat_keys
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 OTHER = np.ones((24, 16), np.float32)
@@ -147,6 +149,8 @@ ROPES = {
         ("dflash", {"pure_draft_prefix_len": 1}, {}, "pure_draft_prefix_len=1 is not read there"),
         ("dspark", {"causal_head": True}, {}, "causal_head=True is not read there"),
         ("dspark", {"attention_mode": "mla"}, {}, "attention_mode='mla' is not read there"),
+        ("dspark", {"markov_scale": 2.0}, {}, "markov_scale=2.0 is not understood.* markov_rank"),
+        (DEEPSPEC, {"swa_window_size": 4}, {}, "swa_window_size=4 is not understood"),
         ("dspark", {"projector_type": "domino"}, {}, "projector_type='domino' is not read there"),
         (SPARK, {"is_causal": True}, {}, "is_causal=True is not read there"),
         (SPARK, {"output_multiplier": 0.5}, {}, "output_multiplier=0.5 is not read there"),
@@ -165,6 +169,15 @@ def test_what_is_wrong_with_a_drafter_is_named(source, config, tensors, words, t
     edited(tmp_path, source, config, **tensors)
     with pytest.raises(ValueError, match=words):
         specjax.load_drafter(tmp_path, target)
+
+
+def test_what_transformers_writes_of_qwen3_is_no_unknown_key(target, tmp_path):
+    config = transformers.Qwen3Config().to_dict()
+    kept = json.loads((GOLDEN / "dspark/config.json").read_text()) | {"rope_parameters": None}
+    edited(tmp_path, "dspark", config | kept)
+    found, usual = (specjax.load_drafter(x, target) for x in (tmp_path, GOLDEN / "dspark"))
+    assert found.drafter == usual.drafter
+    assert {*config} - {"_name_or_path"} <= {*flat_keys.QWEN3}
 
 
 @pytest.mark.parametrize(

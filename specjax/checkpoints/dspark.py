@@ -28,6 +28,7 @@ from ..drafters.block import BlockConfig, BlockDrafter
 from ..drafters.dspark import DSpark, DSparkConfig
 from ..models.quantize import is_quantized
 from . import block_keys, dflash
+from .flat_keys import check_flat
 from .layers import layer_hf
 from .weights import check_integers, flags_of, tensors_of
 
@@ -39,6 +40,19 @@ KEYS = dflash.KEYS | {
     "enable_confidence_head": "confidence",
     "confidence_head_with_markov": "confidence_reads_token",
 }
+READ = (  # beside the keys of the layers
+    "block_size",
+    "confidence_head_with_markov",
+    "enable_confidence_head",
+    "markov_head_type",
+    "markov_rank",
+    "mask_token_id",
+    "num_anchors",
+    "num_target_layers",
+    "target_layer_ids",
+    "target_model_name_or_path",
+    "target_model_type",
+)
 TEMPERATURES = "confidence_temperatures"
 NUM_ANCHORS = 512  # of training; the authors' code refuses a config without the key
 
@@ -63,6 +77,7 @@ def load(config: Mapping, tensors: Mapping, target):
             f"{key}=false is not supported: in this layout every place says the token after it"
         )
     layers, said = dflash.layers_of(config, config, tensors, target)
+    check_flat(config, (*READ, *block_keys.LABELS, *block_keys.OUTSIDE))
     ids = config.get("target_layer_ids")
     dflash.check_ids(ids, target, least=-1)
     said |= dict(layers=layers, target_layers=dflash.states_of(ids), from_root=True)

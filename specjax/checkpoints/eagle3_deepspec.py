@@ -29,6 +29,7 @@ from ..drafters.eagle3 import Eagle3, Eagle3Config
 from ..models.quantize import is_quantized
 from . import eagle3
 from .dflash import TABLES
+from .flat_keys import check_flat
 from .layers import layer_config, layer_hf
 from .weights import check_copy, check_integers, check_sizes, params_of, tensors_of
 
@@ -36,6 +37,15 @@ DESCRIPTION = "DeepSpec's of EAGLE-3 (Qwen3Eagle3Model; target_layer_ids, layers
 DRAFTER, WEIGHTS_FILE = Eagle3, "model"
 ARCHITECTURE = "Qwen3Eagle3Model"
 STEP_LOSS_DECAY = 0.8  # of the authors' training; their code refuses a config without the key
+READ = (  # beside the keys of the layer
+    "draft_num_hidden_layers",
+    "num_target_layers",
+    "step_loss_decay",
+    "target_layer_ids",
+    "target_model_name_or_path",
+    "target_model_type",
+    "ttt_length",
+)
 _FIRST = "layers.0."
 _ABSENT = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")  # in their code
 
@@ -63,6 +73,7 @@ def load(config: Mapping, tensors: Mapping, target):
     _check_counts(config, target)
     vocab = target.target.vocab_size
     layer = layer_config(config, tensors, model_type="qwen3", vocab_size=vocab)
+    check_flat(config, (*READ, *_ABSENT))
     authors: dict[str, Any] = dict(window=None, local_layers=None, qk_norm=True)
     layer = dataclasses.replace(layer, **authors)  # whatever the target has
     check_sizes(target, hidden_size=layer.hidden_size, vocab_size=layer.vocab_size)

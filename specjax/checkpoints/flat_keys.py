@@ -1,0 +1,71 @@
+"""Keys of a flat ``config.json``: those of Qwen3's config, those of the layout, and no others.
+
+DeepSpec's configs are a copy of the target's config, of which some keys are changed and to which
+the drafter's are added. So a key that is in neither may mean something to a program that this
+project does not know, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+QWEN3 = (  # and Llama's: what transformers writes, in versions 4 and 5
+    "architectures",
+    "attention_bias",
+    "attention_dropout",
+    "attn_implementation",
+    "auto_map",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "dtype",
+    "eos_token_id",
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "id2label",
+    "initializer_range",
+    "intermediate_size",
+    "is_encoder_decoder",
+    "label2id",
+    "layer_types",
+    "max_position_embeddings",
+    "max_window_layers",
+    "model_type",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "pretraining_tp",
+    "problem_type",
+    "return_dict",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "sliding_window",
+    "tie_word_embeddings",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "use_sliding_window",
+    "vocab_size",
+)
+OWN = ("base_model_name_or_path", "mlp_bias", "qkv_bias", "specjax")  # what this project writes
+
+
+def check_flat(config: Mapping, known: Collection[str]) -> None:
+    """Raises ValueError for a key that is neither Qwen3's nor ``known``, those of the layout.
+
+    Keys whose value is null say nothing, and names that begin with an underscore are transformers'
+    own notes.
+    """
+    accepted = {*QWEN3, *OWN, *known}
+    for key, value in config.items():
+        if value is not None and key not in accepted and not key.startswith("_"):
+            raise ValueError(
+                f"config.json: {key}={value!r} is not understood, and may change what the drafter "
+                f"computes. Known, beside the keys of Qwen3's config, are "
+                f"{', '.join(sorted(known))}; if it is about training or a server alone, delete it"
+            )
