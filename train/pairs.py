@@ -18,8 +18,10 @@ from specjax.models.seq2seq import encoder_inputs
 
 from . import samples, tokenizer
 from .config import ConfigError, DataConfig
+from .writing import teller
 
 PAIRS = "pairs.npz"  # the file in ``run.folder`` that keeps what an encoder-decoder target wrote
+UNREAD = ("corpus", "mixed", "strict", "broken_share", "end_of_text")  # of the section ``data``
 UNFINISHED = "pairs.jsonl"  # the file beside it that keeps the texts written so far, until all are
 
 
@@ -113,7 +115,7 @@ def _written(config, teacher: models.LM, asked: list[dict], unfinished: Path | N
     """
     if unfinished is not None:
         unfinished.parent.mkdir(parents=True, exist_ok=True)
-    how = dict(batch=config.data.batch, drafter="ngram", output=unfinished)
+    how = dict(batch=config.data.batch, drafter="ngram", output=unfinished, progress=teller())
     try:
         served = specjax.serve_offline(teacher, asked, **how)
     except ValueError as error:
@@ -251,7 +253,7 @@ def check_written(config) -> None:
     """Raises ConfigError if a target with an encoder is given texts that are not read."""
     reason = f"{config.teacher!r} has an encoder, and its drafter learns from sources alone"
     way_out = "give what the target reads as sources"
-    _check_unread(config, ("samples", "corpus", "mixed"), reason, way_out)
+    _check_unread(config, ("samples", "tokenizer", *UNREAD), reason, way_out)
 
 
 def check_sampled(config) -> None:
@@ -275,7 +277,7 @@ def check_sampled(config) -> None:
     reason = f"the drafter of {config.teacher!r}, a decoder-only target, learns from data.samples"
     reason += " alone, from each text as often"
     way_out = "give other files of the recipe regenerate as data.samples"
-    _check_unread(config, ("corpus", "mixed", "samples_share"), reason, way_out)
+    _check_unread(config, (*UNREAD, "samples_share"), reason, way_out)
 
 
 def _check_unread(config, names: tuple[str, ...], reason: str, way_out: str) -> None:
@@ -285,9 +287,10 @@ def _check_unread(config, names: tuple[str, ...], reason: str, way_out: str) -> 
     for name in names:
         given = vars(config.data)[name]
         if given != usual[name]:
-            shown = list(given) if isinstance(given, tuple) else given
+            shown = repr(list(given) if isinstance(given, tuple) else given)
+            shown = shown.lower() if isinstance(given, bool) else shown
             share = f" (and data.{name}_share)" if f"{name}_share" in usual else ""
-            raise ConfigError(f"data.{name}={shown!r}: {reason}; leave it out{share}, or {way_out}")
+            raise ConfigError(f"data.{name}={shown}: {reason}; leave it out{share}, or {way_out}")
 
 
 def sampled_pairs(config, teacher: models.LM) -> Pairs:

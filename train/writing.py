@@ -6,7 +6,7 @@ In all functions ``config`` is a ``RegenerateConfig``.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import specjax
 from specjax.text.drafter_names import NO_DRAFTS
@@ -23,6 +23,20 @@ def temperatures(config, count: int) -> list[float]:
     return [0.0] * greedy + [config.temperature] * (count - greedy)
 
 
+def teller() -> Callable[[object], None]:
+    """Returns what ``specjax.serve_offline`` takes as ``progress``: it prints a line at the end,
+    and before it at most one in ``SILENCE`` seconds."""
+    said = time.monotonic()
+
+    def tell(state):
+        nonlocal said
+        if state.done == state.total or time.monotonic() > said + SILENCE:
+            print(state, flush=True)
+            said = time.monotonic()
+
+    return tell
+
+
 def write(teacher, prompts: Sequence[dict], config, ends, part: str) -> list:
     """Returns the target's continuation of each prompt, a ``specjax.serving.Row``, in order.
 
@@ -36,14 +50,7 @@ def write(teacher, prompts: Sequence[dict], config, ends, part: str) -> list:
       ends: the ids of the tokens that end a text.
       part: the beginning of the names of the files that keep finished texts.
     """
-    rows, said = {}, time.monotonic()
-
-    def tell(state):
-        nonlocal said
-        if state.done == state.total or time.monotonic() > said + SILENCE:
-            print(state, flush=True)
-            said = time.monotonic()
-
+    rows, tell = {}, teller()
     for name, drawn in (("greedy", False), ("drawn", True)):
         chosen = [n for n, prompt in enumerate(prompts) if bool(prompt["temperature"]) == drawn]
         if chosen:

@@ -129,7 +129,9 @@ def test_a_dry_run_has_the_texts_of_one_batch_written_and_writes_no_file(
         assert batch["tokens"].shape == (4, 13) and sorted(batch["length"]) == [3, 3, 4, 5]
 
 
-def test_texts_that_were_interrupted_go_on_from_those_that_are_finished(texts, writer, tmp_path):
+def test_texts_that_were_interrupted_go_on_from_those_that_are_finished(
+    texts, writer, tmp_path, capsys
+):
     made, lm = made_of(texts)
     whole = pairs.written_pairs(another_folder(made, tmp_path / "whole"), lm)
     made, writer.until = another_folder(made, tmp_path / "run"), 5
@@ -143,7 +145,9 @@ def test_texts_that_were_interrupted_go_on_from_those_that_are_finished(texts, w
     for other in (others, longer):
         with pytest.raises(config.ConfigError, match="made with another prompt and opt.*anew"):
             pairs.written_pairs(other, lm)
+    capsys.readouterr()
     found = pairs.written_pairs(made, lm)
+    assert capsys.readouterr().out.startswith("12 of 12 prompts")  # how far it is
     assert writer.numbers[1:] == [[*range(5)], [*range(5, 12)]]
     np.testing.assert_array_equal(found.text, whole.text)
     np.testing.assert_array_equal(found.length, whole.length)
@@ -286,6 +290,8 @@ def test_what_cannot_be_trained_is_refused(texts, word, message):
         ('data.samples=["a.npz"]', r"data.samples=\['a.npz'\]: .*; leave it out \(and data.sam"),
         ("data.corpus=packages", "data.corpus='packages': .*; leave it out, or give what the tar"),
         ('data.mixed=["packages"]', r"data.mixed=\['packages'\]: .* learns from sources alone"),
+        ("data.tokenizer=other", "data.tokenizer='other': .* learns from sources alone"),
+        ("data.strict=false", "data.strict=false: .* learns from sources alone"),
     ],
 )
 def test_texts_that_are_not_read_beside_sources_are_refused(texts, word, message):
@@ -299,6 +305,8 @@ def test_texts_that_are_not_read_beside_sources_are_refused(texts, word, message
         ("sources=a.txt", "sources='a.txt': 'embedded' is a decoder-only target.*; leave it out"),
         ("data.corpus=packages", "data.corpus='packages': .*; leave it out, or give other files"),
         ('data.mixed=["packages"]', r"data.mixed=\['packages'\]: .* learns from data.samples alo"),
+        ("data.broken_share=0.5", "data.broken_share=0.5: .* learns from data.samples alone"),
+        ("data.end_of_text=x", "data.end_of_text='x': .* learns from data.samples alone"),
         ("data.samples_share=[0.8]", r"data.samples_share=\[0.8\]: .* from each text as often"),
     ],
 )
