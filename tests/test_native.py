@@ -40,7 +40,7 @@ def python(code, **environment):
 @pytest.mark.parametrize("out, size", [(1, 1), (7, 5), (61, 2129), (850, 767), (4096, 64)])
 def test_product_is_exact_to_rounding_for_every_number_of_columns(out, size):
     weight = normal(out, size)
-    for columns in (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33):
+    for columns in (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 19, 20, 25, 31, 32, 33):
         x = normal(size, columns, seed=columns)
         got = jax.jit(calls.dot)(weight, x)
         wanted = weight.astype(np.float64) @ x
@@ -103,14 +103,17 @@ def test_weights_of_products_are_cast_where_that_loses_nothing_and_something_sta
 
 
 @needs_kernels
-@pytest.mark.parametrize("out, size", [(64, 2129), (2047, 300)])  # deep; rows that are left over
+@pytest.mark.parametrize(
+    "out, size",
+    [(64, 2129), (2047, 300), (1050, 2100)],  # deep; rows that are left over; rows one by one
+)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_column_of_a_product_is_the_same_bits_beside_neighbours_and_at_any_hour(out, size, dtype):
     """More than eight columns are multiplied in shares of four to eight, whose rows are fetched in
     another order."""
     weight, x = normal(out, size).astype(dtype), normal(size, 32)
     whole = np.asarray(jax.jit(calls.dot)(weight, x))
-    for columns in (1, 2, 5, 7, 8, *4 * [9], 11, 13, 14, 16, 17, 32):
+    for columns in (1, 2, 5, 7, 8, *4 * [9], 11, 13, 14, 16, 17, 19, 20, 25, 32):
         got = np.asarray(jax.jit(calls.dot)(weight, x[:, :columns]))
         np.testing.assert_array_equal(got, whole[:, :columns])
         last = np.asarray(jax.jit(calls.dot)(weight, x[:, -columns:]))
@@ -305,12 +308,11 @@ def test_kernels_are_chosen_by_the_devices_in_use_and_not_by_the_default_backend
 
 @needs_kernels
 @pytest.mark.parametrize("level", compiler.LEVELS, ids=lambda level: level.name)
-def test_the_kernels_compile_without_a_warning(tmp_path, level):
+@pytest.mark.parametrize("name", ["kernels", "bfloat16", "float16"])
+def test_the_kernels_compile_without_a_warning(tmp_path, level, name):
+    flags = *level.flags, "-O0", "-Werror"
     compiler.compile_to(
-        tmp_path / "kernels.so",
-        compiler.find(),
-        jax.ffi.include_dir(),
-        (*level.flags, "-O0", "-Werror"),
+        tmp_path / "library.so", compiler.find(), jax.ffi.include_dir(), flags, name
     )
 
 

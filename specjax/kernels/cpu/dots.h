@@ -301,17 +301,18 @@ Problem HalfProducts(ThreadPool pool, In<kBF16> x, Ins weights, bool transpose_o
       return;
     }
 #endif
-    const Half* w = part->weight + begin * in;
     float* sums = Scratch(1, height * columns + kLanes);
 #if defined(SPECJAX_DOTS)
     if (way == kDots) {
-      const Half *x = static_cast<const Half*>(packed), *after = After(part->weight, part->out, in, begin, height, 0, in);
+      const Half* x = static_cast<const Half*>(packed);
+      const Soon<Half> after = After<Half>(part->weight, part->out, in, begin, height, 0, in, in);
       const int64_t pitch = Pitch(in, sizeof(Half)), bytes = 2 * in;
       EachShare(height, columns, [&](int64_t r, int64_t rows, int64_t m, int64_t few, ColumnShare share) {
-        const Half *row = w + r * in, *column = x + m * pitch;
+        const Half *row = part->weight + (begin + r) * in, *column = x + m * pitch;
         float* at = sums + r * columns + m;
         if (share.count > 1 && kBlock * bytes <= kMostOfBlock) {
-          const FetchPart next(share.Coming(row, in, after), bytes, bytes, rows, share.index, share.count);
+          const Half* coming = share.Coming(row, in, in, after).row;
+          const FetchPart next(coming, bytes, bytes, rows, share.index, share.count);
           kDotParts[few - kLeastShare](row, column, at, in, rows, next, columns);
         } else {
           const Fetch next(row + Fetch::Ahead(DotRowsOf(few), bytes) * in, bytes, bytes);
@@ -322,13 +323,9 @@ Problem HalfProducts(ThreadPool pool, In<kBF16> x, Ins weights, bool transpose_o
       return;
     }
 #endif
-    To across{columns, 1, false};
-    for (int64_t k = 0; k < in; k += kLong, across.add = true) {
-      const int64_t d = std::min(kLong, in - k);
-      const auto* after = static_cast<const Pair*>(After(part->weight, part->out, in, begin, height, k, d));
-      FewBy(static_cast<const Pair*>(w) + k, static_cast<const float*>(packed) + k, sums, in, d, height,
-            columns, after, across);
-    }
+    const To across{columns, 1, false};
+    TaskBy(static_cast<const Pair*>(part->weight), static_cast<const float*>(packed), sums, part->out,
+           in, begin, height, columns, across);
     PutRows(sums, columns, height, columns, y, to);
   });
   return nullptr;

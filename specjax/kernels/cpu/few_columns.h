@@ -101,12 +101,13 @@ void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t pitch, in
 // The same for a share of the columns, which fetches its part of the rows that are `coming`.
 template <int M, int R, typename W>
 void PartRows(const W* w, const float* x, float* y, int64_t in, int64_t pitch, int64_t deep,
-              int64_t rows, const W* coming, ColumnShare share, To to) {
-  FetchPart next(coming, deep * sizeof(W), in * sizeof(W), rows, share.index, share.count);
+              int64_t rows, Soon<W> coming, ColumnShare share, To to) {
+  FetchPart next(coming.row, coming.inputs * sizeof(W), in * sizeof(W), rows, share.index, share.count);
   int64_t r = 0;
   for (; r + R <= rows; r += R)
     Few<R, M>(w + r * in, x, y + r * to.down, in, pitch, deep, next, to);
-  if (r < rows) FewRows<M, 1>(w + r * in, x, y + r * to.down, in, pitch, deep, rows - r, to);
+  for (; r < rows; ++r)
+    Few<1, M>(w + r * in, x, y + r * to.down, in, pitch, deep, next, to);
 }
 
 // At least two rows, except where they are read one by one: sharing the loads of columns saves more
@@ -126,7 +127,7 @@ template <typename W, bool kOne>
 constexpr auto kFewRows = FewTable<W, kOne>(Counts{});  // by the number of columns, less one
 
 template <typename W>
-using Parts = void (*)(const W*, const float*, float*, int64_t, int64_t, int64_t, int64_t, const W*,
+using Parts = void (*)(const W*, const float*, float*, int64_t, int64_t, int64_t, int64_t, Soon<W>,
                        ColumnShare, To);
 template <typename W, int... M>
 constexpr std::array<Parts<W>, sizeof...(M)> PartTable(std::integer_sequence<int, M...>) {
@@ -135,31 +136,43 @@ constexpr std::array<Parts<W>, sizeof...(M)> PartTable(std::integer_sequence<int
 template <typename W>
 constexpr auto kPartRows = PartTable<W>(ShareCounts{});  // by the number of columns, less kLeastShare
 
-// Floats of a product from which on rows are read one by one, with AVX-512: memory is fastest in its
-// own order, and so large a product mostly waits for it. In a smaller one rows side by side share the
-// loads of columns.
+// Floats of a product from which on rows are read one by one by up to five columns, with AVX-512:
+// memory is fastest in its own order, and so large a product mostly waits for it. In a smaller one
+// rows side by side share the loads of columns.
 constexpr int64_t kWaiting = kLanes == 16 ? 1 << 21 : INT64_MAX;
 // Floats of columns up to which rows are read one by one: more of them, loaded anew for each row, do
 // not stay in the L1 cache.
 constexpr int64_t kHeldColumns = 5 << 10;
 
-// A task's rows of a weight matrix by columns of PackRows, a few of them at a time. `after` is what
-// this thread reads next, or null.
-template <typename W, bool kOne = false>
+// `deep` inputs of a task's rows by columns of PackRows, a few of them at a time. `after` is what
+// this thread reads next.
+template <bool kOne, typename W>
 void FewBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64_t rows,
-           int64_t columns, const W* after, To to) {
+           int64_t columns, Soon<W> after, To to) {
   const int64_t pitch = Pitch(in);
   EachShare(rows, columns, [&](int64_t r, int64_t height, int64_t m, int64_t few, ColumnShare share) {
     float* at = y + r * to.down + m * to.across;
     const W* row = w + r * in;
     if (share.count > 1) {
       kPartRows<W>[few - kLeastShare](row, x + m * pitch, at, in, pitch, deep, height,
-                                      share.Coming(row, in, after), share, to);
+                                      share.Coming(row, in, deep, after), share, to);
     } else {
       const auto& run = few * deep <= kHeldColumns ? kFewRows<W, kOne> : kFewRows<W, false>;
       run[few - 1](row, x + m * pitch, at, in, pitch, deep, height, to);
     }
   });
+}
+
+// The rows begin ... begin + height - 1 of a weight [out, in] by columns of PackRows, `kLong` inputs
+// at a time.
+template <typename W, bool kOne = false>
+void TaskBy(const W* weight, const float* x, float* y, int64_t out, int64_t in, int64_t begin,
+            int64_t height, int64_t columns, To to) {
+  for (int64_t k = 0; k < in; k += kLong, to.add = true) {
+    const int64_t deep = std::min(kLong, in - k);
+    const Soon<W> after = After(weight, out, in, begin, height, k, deep, kLong);
+    FewBy<kOne>(weight + begin * in + k, x + k, y, in, deep, height, columns, after, to);
+  }
 }
 
 }  // namespace

@@ -23,12 +23,8 @@ Problem Products(ThreadPool pool, In<kF16> x, Ins weights, bool transpose_out, O
   Parallel(pool, tasks, [=](int64_t task) {
     const auto [part, begin, height] = ShareOf(parts.data(), task, rows);
     float* sums = Scratch(1, height * columns);
-    To across{columns, 1, false};
-    for (int64_t k = 0; k < in; k += kLong, across.add = true) {
-      const int64_t d = std::min(kLong, in - k);
-      const Float16* after = After(part->weight, part->out, in, begin, height, k, d);
-      FewBy(part->weight + begin * in + k, packed + k, sums, in, d, height, columns, after, across);
-    }
+    const To across{columns, 1, false};
+    TaskBy(part->weight, packed, sums, part->out, in, begin, height, columns, across);
     const int64_t down = transpose_out ? 1 : columns, side = transpose_out ? part->out : 1;
     Float16* y = part->result + begin * down;
     for (int64_t r = 0; r < height; ++r)

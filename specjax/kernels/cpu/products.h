@@ -29,20 +29,15 @@ Problem Products(ThreadPool pool, In<kF32> x, Ins weights, bool transpose_out, O
   const bool waiting = read.rows * in >= kWaiting;
   Parallel(pool, tasks, [=](int64_t task) {
     const auto [part, begin, height] = ShareOf(parts.data(), task, rows);
-    To to{transpose_out ? 1 : columns, transpose_out ? part->out : 1, false};
+    const To to{transpose_out ? 1 : columns, transpose_out ? part->out : 1, false};
     float* y = part->result + begin * to.down;
-    for (int64_t k = 0; k < in; k += kLong, to.add = true) {
-      const int64_t d = std::min(kLong, in - k), at = begin * in + k;
-      const float* x = packed + k;
-      const auto sum = [&](const auto* weight, const auto& run) {
-        const auto* after = After(weight, part->out, in, begin, height, k, d);
-        run(weight + at, x, y, in, d, height, columns, after, to);
-      };
-      if (half) {
-        sum(static_cast<const Pair*>(part->weight), FewBy<Pair>);
-      } else {
-        sum(static_cast<const float*>(part->weight), waiting ? FewBy<float, true> : FewBy<float>);
-      }
+    const auto sum = [&](const auto* weight, const auto& run) {
+      run(weight, packed, y, part->out, in, begin, height, columns, to);
+    };
+    if (half) {
+      sum(static_cast<const Pair*>(part->weight), TaskBy<Pair>);
+    } else {
+      sum(static_cast<const float*>(part->weight), waiting ? TaskBy<float, true> : TaskBy<float>);
     }
   });
   return nullptr;

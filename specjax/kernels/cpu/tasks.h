@@ -143,6 +143,13 @@ struct FloatParts {
   }
 };
 
+// Rows that a thread reads soon: the first of them, or null, and how many of its inputs are read.
+template <typename W>
+struct Soon {
+  const W* row;
+  int64_t inputs;
+};
+
 // Which share of the columns meets a block of rows, and which rows come after the block.
 //
 // Of several shares the first would wait for all of the memory, and the others would leave it idle:
@@ -151,21 +158,22 @@ struct ColumnShare {
   int64_t index, count;
   bool last;  // whether it is the last block
 
-  // The first of the rows that come, where `row` is the block's first one and `after` is what comes
-  // after the last block.
+  // The rows that come, where `row` is the block's first one, of which `deep` inputs are read, and
+  // `after` is what comes after the last block.
   template <typename W>
-  const W* Coming(const W* row, int64_t stride, const W* after) const {
-    return last ? after : row + kBlock * stride;
+  Soon<W> Coming(const W* row, int64_t stride, int64_t deep, Soon<W> after) const {
+    return last ? after : Soon<W>{row + kBlock * stride, deep};
   }
 };
 
 // What a thread reads after inputs k ... k + deep - 1 of rows begin ... begin + height - 1 of a
-// weight [out, in]: the next inputs of the same rows, or else the first ones of the next rows, or null.
+// weight [out, in], at most `most` inputs at a time: the next inputs of the same rows, or else the
+// first ones of the next rows, if there are any.
 template <typename W>
-const W* After(const W* weight, int64_t out, int64_t in, int64_t begin, int64_t height, int64_t k,
-               int64_t deep) {
-  if (k + deep < in) return weight + begin * in + k + deep;
-  return begin + height < out ? weight + (begin + height) * in : nullptr;
+Soon<W> After(const W* weight, int64_t out, int64_t in, int64_t begin, int64_t height, int64_t k,
+              int64_t deep, int64_t most) {
+  if (k + deep < in) return {weight + begin * in + k + deep, std::min(most, in - k - deep)};
+  return {begin + height < out ? weight + (begin + height) * in : nullptr, std::min(most, in)};
 }
 
 // Calls body(row, rows, column, columns, share) for every block of rows, which stays in the caches
