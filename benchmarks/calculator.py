@@ -4,8 +4,8 @@ The embedded target decodes held-out prompts with its draft model and with its E
 chains of one to five tokens, in turn with plain decoding. Parts of rounds (drafts, passes of the
 target, plain rounds) are timed on the same machine, and the calculator is given what was measured:
 first what the field's formula takes, one acceptance rate and the cost of a draft step; then the
-rates of each position and the costs of the target's passes; then the rest of a round, as the line
-through the runs of the other lengths says. So no time of the run that a speed-up is compared with
+rates of each position and the costs of the target's passes; then the rest of a round, as the runs
+of the other lengths say. So no time of the run that a speed-up is compared with
 is used. The page states the errors, also those of the time to the first token (TTFT). Needs an idle
 machine. This measures requests that are decoded together::
 
@@ -161,16 +161,20 @@ def computed(figures: dict, batch: int) -> list[dict]:
 
 
 def beside_others(chains: list[dict]) -> list[dict]:
-    """The chains of one drafter, with a ``draft_overhead`` among their inputs: that of the line, by
-    least squares, through the rests of the other lengths, or 0 where the line is below; and with
-    what the calculator says then (``others``)."""
+    """The chains of one drafter, with a ``draft_overhead`` among their inputs, and with what the
+    calculator says then (``others``).
+
+    It is halfway between the mean of the rests of the other lengths and what the line through them
+    says, by least squares; at least 0. Much of the slope of a line through four points is noise,
+    which beyond the points is multiplied."""
     lengths = [len(one["inputs"]["acceptance"]) for one in chains]
     rests = [one["rest"] for one in chains]
     found = []
     for i, one in enumerate(chains):
         others = [k for k in range(len(chains)) if k != i]
-        line = np.polyfit([lengths[k] for k in others], [rests[k] for k in others], 1)
-        rest = max(0.0, float(np.polyval(line, lengths[i])))
+        known = [rests[k] for k in others]
+        line = np.polyfit([lengths[k] for k in others], known, 1)
+        rest = max(0.0, float(np.polyval(line, lengths[i]) + np.mean(known)) / 2)
         inputs = one["inputs"] | {"draft_overhead": rest}
         said = calculate(**given(inputs)).asked.speedup
         found.append({**one, "inputs": inputs, "others": said})
@@ -315,7 +319,7 @@ def page(header: dict, lines: list[dict]) -> str:
         "pass": lambda row, one: f"{list(one['inputs']['passes'].values())[-1]:.2f}",
         "every round": lambda row, one: f"{one['inputs']['overhead']:.2f}",
         "rest": lambda row, one: f"{one['rest']:.2f}",
-        "by the line": lambda row, one: f"{one['inputs']['draft_overhead']:.2f}",
+        "by the others": lambda row, one: f"{one['inputs']['draft_overhead']:.2f}",
         **slowest,
         "measured": lambda row, one: cells.ratio(one["run"]["ratio_rounds"]),
         **{said: signed(kind) for kind, said in KINDS.items()},
@@ -356,13 +360,14 @@ def page(header: dict, lines: list[dict]) -> str:
         "costs beside its pass. These parts were timed in the rounds of "
         f"{'one batch' if batch > 1 else 'one text'}, in turn with the runs, without what a call "
         "costs by itself. *Rest*: what a round that drafts costs beyond these parts, by the time "
-        "of the run. *By the line*: the rest that the line through the rests of the other lengths "
-        "has here, at least 0; with one and with five tokens the line goes beyond these lengths. "
+        "of the run. *By the others*: halfway between the mean of the rests of the other lengths and "
+        "what the line through them says here, at least 0; with one and with five tokens the line "
+        "goes beyond these lengths. "
         f"All costs are in passes over one token{' of each row' * (batch > 1)}, of which plain "
         "decoding gives the seconds, and all times are means of all runs. *α* is one rate for all "
         f"positions.{lasting} In parentheses: how far the computed speed-up is from the measured "
-        "one. *The rest of other rounds* is that by the line, so that no time of the run itself is "
-        "used.\n\n"
+        "one. *The rest of other rounds* is that by the others, so that no time of the run itself "
+        "is used.\n\n"
         f"Errors:\n\n{summary}\n\n"
         f"{cells.table(columns, found)}\n\n"
         "The time to the first token (TTFT) is the time in which target and drafter read the "
