@@ -24,18 +24,15 @@ __attribute__((noinline)) void Finish(const W* w, const float* x, float* y, int6
   }
 }
 
-// y[r, m] = sum_k w[r, k] x[m, k] over `deep` inputs, for R rows of length `in` and M columns, `pitch`
-// apart. The `next` rows are fetched meanwhile, so that reading from memory and multiplying overlap.
+// sum[r, m] += w[r, k] x[m, k], lane by lane, over the whole vectors of inputs k ... end - 1, for R rows
+// of length `in` and M columns, `pitch` apart; returns the first input that is left. The `next` rows
+// are fetched meanwhile, so that reading from memory and multiplying overlap.
 template <int R, int M, typename W, typename Fetching>
-ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t pitch,
-                       int64_t deep, Fetching& next, To to) {
+ALWAYS_INLINE int64_t AddFew(Vec (&sum)[R * M], const W* w, const float* x, int64_t in, int64_t pitch,
+                             int64_t k, int64_t end, Fetching& next) {
   constexpr int64_t kSize = sizeof(W);
-  Vec sum[R * M];
-  UNROLL
-  for (int i = 0; i < R * M; ++i) sum[i] = Vec{};
-  int64_t k = 0;
   if constexpr (std::is_same_v<W, Pair>) {
-    for (; k + 2 * kLanes <= deep; k += 2 * kLanes) {
+    for (; k + 2 * kLanes <= end; k += 2 * kLanes) {
       Vec even[R], odd[R];
       const bool due = k * kSize % kLine == 0 && next.Step();
       UNROLL
@@ -55,7 +52,7 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
       }
     }
   }
-  for (; k + kLanes <= deep; k += kLanes) {
+  for (; k + kLanes <= end; k += kLanes) {
     Vec a[R];
     const bool due = (kSize * kLanes >= kLine || k * kSize % kLine == 0) && next.Step();
     UNROLL
@@ -70,6 +67,13 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
       for (int r = 0; r < R; ++r) sum[r * M + m] = Fma(a[r], b, sum[r * M + m]);
     }
   }
+  return k;
+}
+
+// y[r, m] = the sum over the lanes of sum[r, m] and the products of inputs k ... deep - 1.
+template <int R, int M, typename W>
+ALWAYS_INLINE void PutFew(const Vec (&sum)[R * M], const W* w, const float* x, float* y, int64_t in,
+                          int64_t pitch, int64_t k, int64_t deep, To to) {
   alignas(64) float total[(R * M + kLanes - 1) / kLanes * kLanes];
   StoreAll<R * M>(total, [&](int i) { return sum[i]; });
   if (k < deep || to.add) {
@@ -82,6 +86,17 @@ ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t
       UNROLL
       for (int r = 0; r < R; ++r) y[r * to.down + m * to.across] = total[r * M + m];
   }
+}
+
+// y[r, m] = sum_k w[r, k] x[m, k] over `deep` inputs.
+template <int R, int M, typename W, typename Fetching>
+ALWAYS_INLINE void Few(const W* w, const float* x, float* y, int64_t in, int64_t pitch, int64_t deep,
+                       Fetching& next, To to) {
+  Vec sum[R * M];
+  UNROLL
+  for (int i = 0; i < R * M; ++i) sum[i] = Vec{};
+  const int64_t k = AddFew<R, M>(sum, w, x, in, pitch, 0, deep, next);
+  PutFew<R, M>(sum, w, x, y, in, pitch, k, deep, to);
 }
 
 // The same for any number of rows. Those that come soon are fetched.
@@ -98,15 +113,36 @@ void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t pitch, in
   }
 }
 
-// The same for a share of the columns, which fetches its part of the rows that are `coming`.
+// Floats of columns up to which rows are read as a whole: more of them, loaded anew for each row, do
+// not stay in the L1 cache.
+constexpr int64_t kHeldColumns = 6 << 10;
+constexpr int64_t kHeldInputs = 512;  // inputs at a time of longer rows
+
+// The same for a block of rows and a share of the columns, which fetches its part of the rows that are
+// `coming`. All rows meet a piece of the columns before the next one, so that it stays in the L1 cache.
 template <int M, int R, typename W>
 void PartRows(const W* w, const float* x, float* y, int64_t in, int64_t pitch, int64_t deep,
               int64_t rows, Soon<W> coming, ColumnShare share, To to) {
   FetchPart next(coming.row, coming.inputs * sizeof(W), in * sizeof(W), rows, share.index, share.count);
-  int64_t r = 0;
-  for (; r + R <= rows; r += R)
-    Few<R, M>(w + r * in, x, y + r * to.down, in, pitch, deep, next, to);
-  for (; r < rows; ++r)
+  const int64_t whole = rows / R * R, piece = M * deep <= kHeldColumns ? deep : kHeldInputs;
+  alignas(64) float kept[kBlock * M * kLanes];
+  for (int64_t begin = 0; begin < deep; begin += piece) {
+    const int64_t end = std::min(begin + piece, deep);
+    for (int64_t r = 0; r < whole; r += R) {
+      float* own = kept + r * M * kLanes;
+      Vec sum[R * M];
+      UNROLL
+      for (int i = 0; i < R * M; ++i) sum[i] = begin > 0 ? Load(own + i * kLanes) : Vec{};
+      const int64_t k = AddFew<R, M>(sum, w + r * in, x, in, pitch, begin, end, next);
+      if (end < deep) {
+        UNROLL
+        for (int i = 0; i < R * M; ++i) Store(own + i * kLanes, sum[i]);
+      } else {
+        PutFew<R, M>(sum, w + r * in, x, y + r * to.down, in, pitch, k, deep, to);
+      }
+    }
+  }
+  for (int64_t r = whole; r < rows; ++r)
     Few<1, M>(w + r * in, x, y + r * to.down, in, pitch, deep, next, to);
 }
 
@@ -140,9 +176,6 @@ constexpr auto kPartRows = PartTable<W>(ShareCounts{});  // by the number of col
 // memory is fastest in its own order, and so large a product mostly waits for it. In a smaller one
 // rows side by side share the loads of columns.
 constexpr int64_t kWaiting = kLanes == 16 ? 1 << 21 : INT64_MAX;
-// Floats of columns up to which rows are read one by one: more of them, loaded anew for each row, do
-// not stay in the L1 cache.
-constexpr int64_t kHeldColumns = 5 << 10;
 
 // `deep` inputs of a task's rows by columns of PackRows, a few of them at a time. `after` is what
 // this thread reads next.
@@ -153,7 +186,7 @@ void FewBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64
   EachShare(rows, columns, [&](int64_t r, int64_t height, int64_t m, int64_t few, ColumnShare share) {
     float* at = y + r * to.down + m * to.across;
     const W* row = w + r * in;
-    if (share.count > 1) {
+    if (share.count > 1 || (few >= kLeastShare && few * deep > kHeldColumns)) {
       kPartRows<W>[few - kLeastShare](row, x + m * pitch, at, in, pitch, deep, height,
                                       share.Coming(row, in, deep, after), share, to);
     } else {
