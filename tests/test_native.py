@@ -107,7 +107,8 @@ def test_weights_of_products_are_cast_where_that_loses_nothing_and_something_sta
 @needs_kernels
 @pytest.mark.parametrize(
     "out, size",
-    [(64, 2129), (2047, 300), (1050, 2100)],  # deep; rows that are left over; rows one by one
+    # deep; rows that are left over; rows one by one; a piece that is no multiple of a vector
+    [(64, 2129), (2047, 300), (1050, 2100), (100, 1077)],
 )
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_column_of_a_product_is_the_same_bits_beside_neighbours_and_at_any_hour(out, size, dtype):

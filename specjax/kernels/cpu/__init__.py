@@ -35,8 +35,9 @@ that are neighbours in memory, and the next rows are fetched while the present o
 More than eight columns meet a block of rows in shares. Where weights are floats, each share fetches
 its part of the next block, so that the first one does not wait for all of it (but not where two
 blocks for the processor's own dot products of bfloat16 may be larger than the L2 cache). Packed
-columns lie an odd number of cache lines apart. Tiles are loaded before more is fetched: a load
-would wait for what was fetched before it.
+columns lie an odd number of cache lines apart. Where four to eight of them would not stay in the L1
+cache, all rows of a block meet 512 inputs of them before the next 512. Tiles are loaded before more
+is fetched: a load would wait for what was fetched before it.
 
 Weights of eight or four bits become floats in registers (``quantized.cc``), and are read once for
 up to eight columns. With AVX-512 VNNI, weights of eight bits with one scale for each output, and
@@ -58,9 +59,10 @@ device, since XLA cannot split these calls over a mesh), ``always`` or ``never``
 Each thread keeps what it packed last, which ``memory_analysis()`` does not see: 4 bytes, or where
 tiles multiply floats or weights are multiplied as bytes 6 (8 where weights of eight and of four
 bits meet in one call), times inputs times columns (rounded up to 16 or, where there are more than
-32, to 64, and at most 256), and with 9 to 32 columns 32 bytes times inputs more, for products,
-twice head size times up to 48 columns for attention, whose mask may be kept as well, and 8 bytes
-times head size times the columns of a head for attention by tiles.
+32, to 64, and at most 256), and with up to 32 columns up to 4 KB a column more, and with 9 to 32
+columns 32 bytes times inputs, for products, twice head size times up to 48 columns for attention,
+whose mask may be kept as well, and 8 bytes times head size times the columns of a head for
+attention by tiles.
 """
 
 from __future__ import annotations

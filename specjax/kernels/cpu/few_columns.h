@@ -114,9 +114,8 @@ void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t pitch, in
 }
 
 // Floats of columns up to which rows are read as a whole: more of them, loaded anew for each row, do
-// not stay in the L1 cache.
-constexpr int64_t kHeldColumns = 6 << 10;
-constexpr int64_t kHeldInputs = 512;  // inputs at a time of longer rows
+// not stay in the L1 cache. And the inputs at a time of longer rows.
+constexpr int64_t kHeldColumns = 6 << 10, kColumnPiece = 512;
 
 // The same for a block of rows and a share of the columns, which fetches its part of the rows that are
 // `coming`. All rows meet a piece of the columns before the next one, so that it stays in the L1 cache.
@@ -124,7 +123,7 @@ template <int M, int R, typename W>
 void PartRows(const W* w, const float* x, float* y, int64_t in, int64_t pitch, int64_t deep,
               int64_t rows, Soon<W> coming, ColumnShare share, To to) {
   FetchPart next(coming.row, coming.inputs * sizeof(W), in * sizeof(W), rows, share.index, share.count);
-  const int64_t whole = rows / R * R, piece = M * deep <= kHeldColumns ? deep : kHeldInputs;
+  const int64_t whole = rows / R * R, piece = M * deep <= kHeldColumns ? deep : kColumnPiece;
   alignas(64) float kept[kBlock * M * kLanes];
   for (int64_t begin = 0; begin < deep; begin += piece) {
     const int64_t end = std::min(begin + piece, deep);
@@ -176,6 +175,7 @@ constexpr auto kPartRows = PartTable<W>(ShareCounts{});  // by the number of col
 // memory is fastest in its own order, and so large a product mostly waits for it. In a smaller one
 // rows side by side share the loads of columns.
 constexpr int64_t kWaiting = kLanes == 16 ? 1 << 21 : INT64_MAX;
+constexpr int64_t kHeldByOne = 5 << 10;  // floats of columns up to which that is so
 
 // `deep` inputs of a task's rows by columns of PackRows, a few of them at a time. `after` is what
 // this thread reads next.
@@ -186,11 +186,11 @@ void FewBy(const W* w, const float* x, float* y, int64_t in, int64_t deep, int64
   EachShare(rows, columns, [&](int64_t r, int64_t height, int64_t m, int64_t few, ColumnShare share) {
     float* at = y + r * to.down + m * to.across;
     const W* row = w + r * in;
-    if (share.count > 1 || (few >= kLeastShare && few * deep > kHeldColumns)) {
+    if (share.count > 1 || (few >= kLeastShare && few * in > kHeldColumns)) {
       kPartRows<W>[few - kLeastShare](row, x + m * pitch, at, in, pitch, deep, height,
                                       share.Coming(row, in, deep, after), share, to);
     } else {
-      const auto& run = few * deep <= kHeldColumns ? kFewRows<W, kOne> : kFewRows<W, false>;
+      const auto& run = few * deep <= kHeldByOne ? kFewRows<W, kOne> : kFewRows<W, false>;
       run[few - 1](row, x + m * pitch, at, in, pitch, deep, height, to);
     }
   });

@@ -41,8 +41,8 @@ constexpr int64_t kMostAhead = 64;  // rows, at most, between them, where rows a
 
 // How many numbers of `bytes` bytes lie between the beginnings of two packed columns of `in` inputs:
 // an odd number of cache lines, since columns a multiple of 4 KiB apart would share few lines of the L1
-// cache. Columns of more than 4 KiB, of which pieces are held, lie half of that and a line further
-// apart than a multiple, so that pieces of up to 2 KiB of eight of them meet evenly.
+// cache. Longer ones, of which pieces are held, lie half of 4 KiB and a line further apart than a
+// multiple of it, so that pieces of up to 2 KiB of eight of them share the cache evenly.
 inline int64_t Pitch(int64_t in, int64_t bytes = 4) {
   constexpr int64_t kSets = 4096 / kLine;
   const int64_t lines = (bytes * in + kLine - 1) / kLine | 1;
