@@ -164,9 +164,9 @@ def beside_others(chains: list[dict]) -> list[dict]:
     """The chains of one drafter, with a ``draft_overhead`` among their inputs, and with what the
     calculator says then (``others``).
 
-    It is halfway between the mean of the rests of the other lengths and what the line through them
-    says, by least squares; at least 0. Much of the slope of a line through four points is noise,
-    which beyond the points is multiplied."""
+    The overhead is halfway between the mean of the rests of the other lengths and what the line
+    through them says, by least squares; at least 0. Much of the slope of a line through four points
+    is noise, which beyond the points is multiplied."""
     lengths = [len(one["inputs"]["acceptance"]) for one in chains]
     rests = [one["rest"] for one in chains]
     found = []
