@@ -1,4 +1,4 @@
-"""Keys of a flat ``config.json``: those of Qwen3's or Llama's config, those of the layout, no others.
+"""Keys of a flat ``config.json``: those of Qwen3 or Llama, those of the layout, and no others.
 
 DeepSpec's configs are a copy of the target's config, of which some keys are changed and to which
 the drafter's are added. So a key that is in neither may mean something to a program that this
@@ -56,7 +56,7 @@ OWN = ("base_model_name_or_path", "mlp_bias", "qkv_bias", "specjax")  # what thi
 
 
 def check_flat(config: Mapping, known: Collection[str]) -> None:
-    """Raises ValueError for a key that is neither in ``QWEN3`` nor in ``known``, those of the layout.
+    """Raises ValueError for a key that is in neither ``QWEN3`` nor ``known``, those of the layout.
 
     Keys whose value is null say nothing, and names that begin with an underscore are transformers'
     own notes.
