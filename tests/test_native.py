@@ -3,6 +3,7 @@
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from specjax import kernels
 from specjax.kernels import attention
@@ -17,6 +19,8 @@ from specjax.kernels.cpu import calls, compiler, library
 from specjax.kernels.cpu.backend import CpuBackend, cast_exact_bf16
 from specjax.kernels.xla import XlaBackend
 from specjax.kernels.xla_cpu import XlaCpuBackend
+from specjax.models.config import DecoderConfig
+from specjax.models.decoder import Attention
 
 problem = library.register() or library.register("bfloat16")
 # where there is a compiler, kernels that do not compile are a failure
@@ -342,6 +346,27 @@ def test_attention_has_the_derivatives_of_xlas():
     got = gradients(CpuBackend())
     for one, other in zip(got, gradients(XlaCpuBackend()), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@needs_kernels
+def test_queries_are_not_transposed_between_projections_and_the_kernel(monkeypatch):
+    """The kernel takes them, and gives its result, in the layout of a projection."""
+    monkeypatch.setenv("SPECJAX_NATIVE", "always")
+    sizes = dict(vocab_size=8, hidden_size=24, intermediate_size=8, num_layers=1)
+    config = DecoderConfig(**sizes, num_heads=6, num_kv_heads=2, head_dim=16)
+    layer = Attention(config, rngs=nnx.Rngs(0), param_dtype=jnp.float32)
+    _, key, value, mask, prefix, length = attention_case(5, 2, 16, 3, 4, 4, 128)
+
+    def layer_alone(x):
+        def attention(q, key, value):
+            return CpuBackend().attend(q, key, value, mask, prefix, jnp.asarray(length)), ()
+
+        return layer(x, None, 5, attention)[0]
+
+    text = jax.jit(layer_alone).lower(normal(24, 20)).compile().as_text()
+    shapes = re.findall(r"f32\[([\d,]+)\]", text)
+    assert "specjax_attention" in text and "2,3,16,5,4" in shapes
+    assert "5,2,16,3,4" not in shapes
 
 
 def test_shapes_that_do_not_fit_are_refused_before_anything_is_read():

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from test_native import attention_case, by_hand, normal
 from test_native_quantized import held
 
@@ -15,6 +16,7 @@ from specjax.kernels.cpu.backend import CpuBackend
 from specjax.kernels.quantized import Quantized
 from specjax.kernels.xla import XlaBackend
 from specjax.models import kv_cache
+from specjax.models.layers import Linear, swiglu_linear
 from specjax.types import Verdict
 
 LIBRARIES = ("kernels", "quantized", "bfloat16", "float16")
@@ -173,6 +175,56 @@ def test_an_activation_has_the_derivatives_of_xlas():
     ]
     for got, wanted in zip(*slopes, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "out, size, columns",
+    [(1, 1, 1), (300, 129, 3), (2048, 768, 8), (333, 4100, 7), (384, 128, 14), (61, 48, 32)],
+)
+def test_an_activation_within_its_products_has_the_bits_of_one_after_them(
+    out, size, columns, dtype
+):
+    gate, up = (jnp.asarray(normal(out, size, seed=seed), dtype) for seed in (0, 1))
+    x = normal(size, columns, seed=2)
+    got = jax.jit(lambda *arrays: calls.swiglu_dots(*arrays, None))(gate, up, x)
+    np.testing.assert_array_equal(got, calls.swiglu(*calls.dots((gate, up), x), None))
+
+
+def test_an_activation_within_its_products_has_the_derivatives_of_xlas():
+    arrays = normal(5, 7), normal(5, 7, seed=1), normal(7, 3)
+    slopes = [
+        jax.grad(lambda *a, of=of: jnp.sum(jnp.sin(of(*a))), argnums=(0, 1, 2))(*arrays)
+        for of in (CpuBackend().swiglu_dots, XlaBackend().swiglu_dots)
+    ]
+    for got, wanted in zip(*slopes, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_takes_its_activation_into_products_where_one_call_can(monkeypatch):
+    monkeypatch.setenv("SPECJAX_NATIVE", "always")
+    asked = []
+    monkeypatch.setattr(calls, "swiglu_dots", lambda *given: asked.append(given) or given[2][:4])
+
+    def asks(x, bias=False, dtype=jnp.float32):
+        asked.clear()
+        made = [Linear(8, 4, bias=bias, rngs=nnx.Rngs(0), param_dtype=dtype) for _ in range(2)]
+        swiglu_linear(x, *made)
+        return bool(asked)
+
+    few, many = jnp.ones((8, 2)), jnp.ones((8, calls.MOST_COLUMNS + 1))
+    assert asks(few) and asks(few, dtype=jnp.bfloat16)
+    assert not asks(few, bias=True), "a bias comes before the activation"
+    assert not asks(many), "another kernel multiplies many columns"
+    assert not asks(few.astype(jnp.bfloat16), dtype=jnp.bfloat16), "activations in bfloat16"
+
+
+def test_weights_of_an_activation_that_do_not_fit_are_refused():
+    weight, x = jnp.ones((4, 5)), jnp.ones((5, 2))
+    with pytest.raises(ValueError, match=r"gate \(4, 5\) and up \(3, 5\) do not fit"):
+        calls.swiglu_dots(weight, weight[:3], x, None)
+    with pytest.raises(ValueError, match="weight is bfloat16: the kernels compute in float32"):
+        calls.swiglu_dots(weight, weight.astype(jnp.bfloat16), x, None)
 
 
 def committing(dtype, sizes=(4, 1)):

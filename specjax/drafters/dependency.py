@@ -23,9 +23,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import kernels
 from ..models.config import DecoderConfig
-from ..models.layers import Linear, Norm, fused_linear
+from ..models.layers import Linear, Norm, swiglu_linear
 
 
 class Dependency(nnx.Module):
@@ -55,5 +54,5 @@ class Dependency(nnx.Module):
           before: ``[H, M]``, s of the depth before.
         """
         read = [self.norm(embedded.astype(hidden.dtype)), hidden, before]
-        gate, up = fused_linear(jnp.concatenate(read, axis=0), self.gate, self.up)
-        return hidden + self.down(kernels.current().swiglu(gate, up))
+        made = swiglu_linear(jnp.concatenate(read, axis=0), self.gate, self.up)
+        return hidden + self.down(made)

@@ -141,6 +141,10 @@ class Backend(abc.ABC):
         """``silu(gate) * up``, of one shape and type."""
         return jax.nn.silu(gate) * up
 
+    def swiglu_dots(self, gate, up, x: jax.Array) -> jax.Array:
+        """``swiglu`` of the products of two weights, as ``dot`` takes them, with ``x [in, M]``."""
+        return self.swiglu(*self.dots((gate, up), x))
+
     def columns(self, table, index: jax.Array, dtype) -> jax.Array:
         """Rows of a table of embeddings, as columns.
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import kernels, sharding
+from .. import sharding
 from ..kernels.attention import choice_of
 from ..kernels.quantized import is_quantized
 from ..sharding import DATA, MODEL
@@ -25,6 +25,7 @@ from .layers import (
     product,
     rotate,
     softcap,
+    swiglu_linear,
     turns,
 )
 from .mla import LatentAttention
@@ -103,9 +104,9 @@ class MLP(nnx.Module):
     def __call__(self, x):
         if self.gate is None:
             return self.down(self.activation(self.up(x)))
-        gate, up = fused_linear(x, self.gate, self.up)
         if self.swiglu:
-            return self.down(kernels.current().swiglu(gate, up))
+            return self.down(swiglu_linear(x, self.gate, self.up))
+        gate, up = fused_linear(x, self.gate, self.up)
         return self.down(self.activation(gate) * up)
 
 

@@ -44,6 +44,14 @@ def fused_linear(x: jax.Array, *layers: Linear) -> tuple[jax.Array, ...]:
     return tuple(layer.add_bias(y) for layer, y in zip(layers, made, strict=True))
 
 
+def swiglu_linear(x: jax.Array, gate: Linear, up: Linear) -> jax.Array:
+    """Returns ``silu(gate(x)) * up(x)``, in one call if that is faster on the backend in use."""
+    backend = kernels.current()
+    if gate.bias is None and up.bias is None:
+        return backend.swiglu_dots(gate.weight[...], up.weight[...], x)
+    return backend.swiglu(*fused_linear(x, gate, up))
+
+
 class Linear(nnx.Module):
     """``W x + b`` over feature-major activations."""
 

@@ -22,6 +22,14 @@ inline Vec Silu(Vec x) {
   return x / (1.0f + power);
 }
 
+// y = silu(gate) up, of `count` numbers; `y` may be one of the two.
+template <typename T>
+void Gated(const T* gate, const T* up, T* y, int64_t count) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) Put(Silu(Load(gate + i)) * Load(up + i), y + i);
+  for (; i < count; ++i) Put(Silu(All(Number(gate[i])))[0] * Number(up[i]), y + i);
+}
+
 // gate, up -> silu(gate) up, computed in float32 and rounded once.
 template <typename T, Type kType>
 Problem Swiglu(ThreadPool pool, In<kType> gate, In<kType> up, Out<kType> out) {
@@ -29,10 +37,8 @@ Problem Swiglu(ThreadPool pool, In<kType> gate, In<kType> up, Out<kType> out) {
   T* y = out.template data<T>();
   const int64_t count = gate.count();
   Parallel(pool, (count + kActivations - 1) / kActivations, [=](int64_t task) {
-    const int64_t begin = task * kActivations, end = std::min(count, begin + kActivations);
-    int64_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) Put(Silu(Load(g + i)) * Load(u + i), y + i);
-    for (; i < end; ++i) Put(Silu(All(Number(g[i])))[0] * Number(u[i]), y + i);
+    const int64_t begin = task * kActivations;
+    Gated(g + begin, u + begin, y + begin, std::min(kActivations, count - begin));
   });
   return nullptr;
 }

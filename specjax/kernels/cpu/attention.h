@@ -146,26 +146,29 @@ void AddAll(H& head, const Both<T>& both) {
                part.mask == nullptr ? nullptr : part.mask + s * head.nodes);
 }
 
-// One head of one row: its query and result [size, M].
+// One head of one row: its query and result, M columns.
 template <int M, typename T>
-void NarrowHead(const T* query, int64_t size, int64_t nodes, const Both<T>& both, T* result) {
+void NarrowHead(const T* query, int64_t size, HeadColumns at, const Both<T>& both, T* result) {
   float *q = Scratch(1, M * size), *out = Scratch(2, 2 * M * size), stats[2 * M];
   const float scale = kLog2E / std::sqrt(float(size));
-  for (int64_t e = 0; e < size; ++e)
-    for (int m = 0; m < M; ++m) q[m * size + e] = Number(query[e * M + m]) * scale;
-  FewHead<M, T> h{size, nodes, q, out, out + M * size, stats};
+  for (int m = 0; m < M; ++m) {
+    const T* from = query + at(m);
+    for (int64_t e = 0; e < size; ++e) q[m * size + e] = Number(from[e * at.feature]) * scale;
+  }
+  FewHead<M, T> h{size, at.nodes, q, out, out + M * size, stats};
   std::fill_n(h.out, M * size, 0.0f);
   std::fill_n(stats, M, kFloor);
   std::fill_n(stats + M, M, 0.0f);
   AddAll(h, both);
   for (int m = 0; m < M; ++m) {
     const float part = 1.0f / stats[M + m];
-    for (int64_t e = 0; e < size; ++e) Put(h.out[m * size + e] * part, result + e * M + m);
+    T* to = result + at(m);
+    for (int64_t e = 0; e < size; ++e) Put(h.out[m * size + e] * part, to + e * at.feature);
   }
 }
 
 template <typename T>
-using Narrow = void (*)(const T*, int64_t, int64_t, const Both<T>&, T*);
+using Narrow = void (*)(const T*, int64_t, HeadColumns, const Both<T>&, T*);
 template <typename T, int... M>
 constexpr std::array<Narrow<T>, sizeof...(M)> NarrowTable(std::integer_sequence<int, M...>) {
   return {{&NarrowHead<M + 1, T>...}};
@@ -173,16 +176,17 @@ constexpr std::array<Narrow<T>, sizeof...(M)> NarrowTable(std::integer_sequence<
 template <typename T>
 constexpr auto kNarrow = NarrowTable<T>(Counts{});
 
-// query [B, K, E, G, N], keys and values [B, K, S, E], own keys and values [B, K, M, E],
-// mask [B or 1, M, N], length [B] -> [B, K, E, G, N]. Slots from `length` on are not read. With
+// query [K, G, E, B, N], keys and values [B, K, S, E], own keys and values [B, K, M, E],
+// mask [B or 1, M, N], length [B] -> [K, G, E, B, N]. Slots from `length` on are not read. With
 // `tiled`, attention_tiles.h computes what it takes.
 template <typename T, Type kType>
 Problem Attention(ThreadPool pool, In<kType> query, In<kType> keys, In<kType> values,
                   In<kType> own_keys, In<kType> own_values, In<kBool> mask, In<kS32> length,
                   [[maybe_unused]] bool tiled, Out<kType> out) {
   const int64_t* dims = query.dims;
-  const int64_t batch = dims[0], heads = dims[1], size = dims[2], nodes = dims[4];
-  const int64_t columns = dims[3] * nodes, slots = keys.dims[2];
+  const int64_t heads = dims[0], groups = dims[1], size = dims[2], batch = dims[3], nodes = dims[4];
+  const int64_t columns = groups * nodes, slots = keys.dims[2];
+  const HeadColumns place{nodes, size * batch * nodes, batch * nodes};
   const int64_t own = own_keys.dims[2];
   const int64_t mask_step = mask.dims[0] == 1 ? 0 : own * nodes;
   const auto at = [](const Buffer& buffer) { return buffer.data<const T>(); };
@@ -197,10 +201,14 @@ Problem Attention(ThreadPool pool, In<kType> query, In<kType> keys, In<kType> va
     return Both<T>{{{k + at, v + at, used, nullptr},
                     {ok + own_at, ov + own_at, own, seen + row * mask_step}}};
   };
+  // where the first column of a head begins, which is one of `heads` of a row
+  const auto first_of = [=](int64_t head) {
+    return head % heads * groups * place.query_head + head / heads * nodes;
+  };
 #if defined(SPECJAX_TILED_ATTENTION)
   if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, float>) {
     if (tiled && MayTile(size, nodes)) {
-      TiledHeads<T>(pool, batch * heads, q, size, columns, nodes, slots_of, result);
+      TiledHeads<T>(pool, batch * heads, q, size, columns, place, first_of, slots_of, result);
       return nullptr;
     }
   }
@@ -214,14 +222,14 @@ Problem Attention(ThreadPool pool, In<kType> query, In<kType> keys, In<kType> va
   const auto tile = [=, &order](int64_t task) {
     const auto [head, part] = WideTask(task, batch * heads, tiles, threads);
     const int64_t row = head / heads;
-    const T* from = q + head * size * columns;
-    T* to = result + head * size * columns;
+    const T* from = q + first_of(head);
+    T* to = result + first_of(head);
     const Both<T> both = slots_of(head);
     if (few) {
-      kNarrow<T>[columns - 1](from, size, nodes, both, to);
+      kNarrow<T>[columns - 1](from, size, place, both, to);
     } else {
       const int64_t begin = part * order.size() / tiles, end = (part + 1) * order.size() / tiles;
-      kWide<T>[end - begin - 1](from, size, columns, &order[begin], both, masks, row, to);
+      kWide<T>[end - begin - 1](from, size, columns, place, &order[begin], both, masks, row, to);
     }
   };
   // multiplications of vectors; where a vector holds features, its sums cost twice as much again

@@ -144,7 +144,8 @@ struct FourTiles {
 // Vectors of columns of one key/value head of one row, which pass through all slots in blocks.
 template <int kParts, typename T>
 struct TiledHead {
-  int64_t size, columns, nodes, vectors;  // `vectors` is even: the last may be empty
+  int64_t size, columns, vectors;  // `vectors` is even: the last may be empty
+  HeadColumns at;
   IntVec* query;  // [vectors, kParts, size / 2, 16] pairs of features
   float* out;     // [vectors, size, 16], unnormalised
   Vec *top, *total;
@@ -158,8 +159,9 @@ struct TiledHead {
       const int64_t column = (first + v) * kLanes;
       for (int64_t e = 0; e < size; e += 2) {
         const bool empty = column >= columns;
-        const Vec even = empty ? Vec{} : Load(from + e * columns + column);
-        const Vec odd = empty ? Vec{} : Load(from + (e + 1) * columns + column);
+        const T* here = from + at(column) + e * at.feature;
+        const Vec even = empty ? Vec{} : Load(here);
+        const Vec odd = empty ? Vec{} : Load(here + at.feature);
         PutParts<kParts>(even, odd, query + v * kParts * size / 2 + e / 2, size / 2);
       }
       std::fill_n(out + v * size * kLanes, size * kLanes, 0.0f);
@@ -211,9 +213,9 @@ struct TiledHead {
     if (mask == nullptr) {
       for (int64_t s = 0; s < count; ++s) best = Max(best, Load(own + s * kLanes));
     } else {
-      const bool* seen = mask + std::min((first + v) * kLanes, columns - kLanes) % nodes;
+      const bool* seen = mask + std::min((first + v) * kLanes, columns - kLanes) % at.nodes;
       for (int64_t s = 0; s < count; ++s) {
-        const Vec score = Seen(seen + s * nodes, Load(own + s * kLanes));
+        const Vec score = Seen(seen + s * at.nodes, Load(own + s * kLanes));
         Store(own + s * kLanes, score);
         best = Max(best, score);
       }
@@ -265,7 +267,7 @@ struct TiledHead {
       if (column >= columns) break;
       const Vec part = 1.0f / total[v];
       for (int64_t e = 0; e < size; ++e)
-        Put(Load(out + (v * size + e) * kLanes) * part, result + e * columns + column);
+        Put(Load(out + (v * size + e) * kLanes) * part, result + at(column) + e * at.feature);
     }
   }
 };
@@ -279,9 +281,9 @@ inline bool MayTile(int64_t size, int64_t nodes) {
   return has && nodes >= kLeastTiled && nodes % kLanes == 0 && size % kDepthOfTile == 0;
 }
 
-// Vectors first ... last - 1 of the columns of one head: its query and result [size, columns].
+// Vectors first ... last - 1 of the columns of one head: its query and result.
 template <typename T>
-void TiledColumns(const T* query, int64_t size, int64_t columns, int64_t nodes, int64_t first,
+void TiledColumns(const T* query, int64_t size, int64_t columns, HeadColumns at_column, int64_t first,
                   int64_t last, const Both<T>& both, T* result) {
   constexpr int kParts = std::is_same_v<T, float> ? 2 : 1;
   const int64_t vectors = (last - first + 1) / 2 * 2;
@@ -291,7 +293,7 @@ void TiledColumns(const T* query, int64_t size, int64_t columns, int64_t nodes, 
       0, kLanes * (of_query + vectors * (size + 2) + 2 * of_block + kGroup * kBlockSlots + of_weights)));
   const auto take = [&at](int64_t count) { return std::exchange(at, at + count); };
   TiledHead<kParts, T> head;
-  head.size = size, head.columns = columns, head.nodes = nodes, head.vectors = vectors;
+  head.size = size, head.columns = columns, head.at = at_column, head.vectors = vectors;
   head.query = reinterpret_cast<IntVec*>(take(of_query));
   head.out = reinterpret_cast<float*>(take(vectors * size));
   head.top = take(vectors), head.total = take(vectors);
@@ -308,24 +310,25 @@ void TiledColumns(const T* query, int64_t size, int64_t columns, int64_t nodes, 
     for (int64_t s = 0; s < part.count; s += kBlockSlots)
       head.Block(part.keys + s * size, part.values + s * size,
                  std::min(kBlockSlots, part.count - s),
-                 part.mask == nullptr ? nullptr : part.mask + s * nodes, first);
+                 part.mask == nullptr ? nullptr : part.mask + s * head.at.nodes, first);
   TILES_FREE();
   head.End(first, result);
 }
 
-// Attention of `count` heads of all rows, whose slots are slots_of(head).
-template <typename T, typename SlotsOf>
+// Attention of `count` heads of all rows, whose columns begin at first_of(head) and whose slots are
+// slots_of(head).
+template <typename T, typename FirstOf, typename SlotsOf>
 void TiledHeads(ThreadPool& pool, int64_t count, const T* query, int64_t size, int64_t columns,
-                int64_t nodes, const SlotsOf& slots_of, T* result) {
+                HeadColumns at, const FirstOf& first_of, const SlotsOf& slots_of, T* result) {
   const int64_t threads = std::max<int64_t>(1, pool.num_threads()), vectors = columns / kLanes;
   const bool even = count % threads == 0 || count >= 4 * threads;
   const int64_t parts = even ? 1 : std::min((threads + count - 1) / count * 2, vectors / 2);
-  Parallel(pool, count * parts, [=, &slots_of](int64_t task) {
+  Parallel(pool, count * parts, [=, &first_of, &slots_of](int64_t task) {
     const int64_t head = task / parts, part = task % parts;
     const int64_t first = vectors * part / parts / 2 * 2, end = part + 1;
     const int64_t last = end == parts ? vectors : vectors * end / parts / 2 * 2;
-    TiledColumns<T>(query + head * size * columns, size, columns, nodes, first, last,
-                    slots_of(head), result + head * size * columns);
+    TiledColumns<T>(query + first_of(head), size, columns, at, first, last, slots_of(head),
+                    result + first_of(head));
   });
 }
 

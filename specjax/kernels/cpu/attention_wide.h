@@ -244,9 +244,9 @@ inline bool AnySeen(const bool* seen) {
   return any != 0;
 }
 
-// V vectors of columns of one head of row `row`: its query and result [size, columns].
+// V vectors of columns of one head of row `row`: its query and result.
 template <int V, typename T>
-void WideColumns(const T* query, int64_t size, int64_t columns, const WideVector* vectors,
+void WideColumns(const T* query, int64_t size, int64_t columns, HeadColumns at, const WideVector* vectors,
                  const Both<T>& both, const WideMasks& masks, int64_t row, T* result) {
   WideTile<V> tile;
   Vec* packed = reinterpret_cast<Vec*>(Scratch(1, size * V * kLanes));
@@ -259,17 +259,17 @@ void WideColumns(const T* query, int64_t size, int64_t columns, const WideVector
   for (int v = 0; v < V; ++v) {
     first[v] = vectors[v].node;
     const int64_t column = vectors[v].column, count = std::min<int64_t>(kLanes, columns - column);
-    for (int64_t e = 0; e < size; ++e) {
-      const T* from = query + e * columns + column;
-      Vec x{};
-      if (count == kLanes) {
-        x = Load(from);
-      } else {
-        for (int64_t lane = 0; lane < count; ++lane) x[lane] = Number(from[lane]);
+    for (int64_t e = 0; e < size; ++e) packed[e * V + v] = tile.out[e * V + v] = Vec{};
+    at.EachStretch(column, count, [&](int64_t lane, auto some) {
+      const T* from = query + at(column + lane);
+      float* to = reinterpret_cast<float*>(packed + v) + lane;
+      for (int64_t e = 0; e < size; ++e, from += at.feature, to += V * kLanes) {
+        float x[some];  // all are read before one is written, so that they may be a vector
+        UNROLL
+        for (int i = 0; i < some; ++i) x[i] = Number(from[i]) * scale;
+        std::memcpy(to, x, sizeof(x));
       }
-      packed[e * V + v] = x * scale;
-      tile.out[e * V + v] = Vec{};
-    }
+    });
     tile.top[v] = All(kFloor), tile.total[v] = Vec{};
     int64_t end = both[1].count;
     while (end > own && !AnySeen(seen + (end - 1) * masks.pitch + first[v])) --end;
@@ -294,20 +294,27 @@ void WideColumns(const T* query, int64_t size, int64_t columns, const WideVector
   add(both[1], own, seen);
   for (int v = 0; v < V; ++v) {
     const int64_t column = vectors[v].column, count = std::min<int64_t>(kLanes, columns - column);
-    const Vec part = 1.0f / tile.total[v];
-    for (int64_t e = 0; e < size; ++e) {
-      T* to = result + e * columns + column;
-      if (tile.Turns()) {
-        const float* o = reinterpret_cast<const float*>(tile.out) + e;
-        for (int64_t lane = 0; lane < count; ++lane) Put(o[lane * size] * part[lane], to + lane);
-        continue;
-      }
-      const Vec o = tile.out[e * V + v] * part;
-      if (count == kLanes) {
-        Put(o, to);
-      } else {
-        for (int64_t lane = 0; lane < count; ++lane) Put(o[lane], to + lane);
-      }
+    alignas(64) float part[kLanes];
+    Store(part, 1.0f / tile.total[v]);
+    const float* out = reinterpret_cast<const float*>(tile.out + v);
+    // from feature to feature, and from column to column, of the unnormalised result
+    const auto put = [&](int64_t down, auto across) {
+      at.EachStretch(column, count, [&](int64_t lane, auto some) {
+        const float* o = out + lane * across;
+        T* to = result + at(column + lane);
+        for (int64_t e = 0; e < size; ++e, o += down, to += at.feature) {
+          float x[some];
+          UNROLL
+          for (int i = 0; i < some; ++i) x[i] = o[i * across] * part[lane + i];
+          UNROLL
+          for (int i = 0; i < some; ++i) Put(x[i], to + i);
+        }
+      });
+    };
+    if (tile.Turns()) {
+      put(1, size);
+    } else {
+      put(V * kLanes, std::integral_constant<int, 1>{});
     }
   }
 }

@@ -91,6 +91,13 @@ class CpuBackend(XlaCpuBackend):
             return super().swiglu(gate, up)
         return calls.swiglu(gate, up, super().swiglu)
 
+    def swiglu_dots(self, gate, up, x):
+        """One call where ``dots`` would be one for floats and few columns: between two calls,
+        threads would fetch products from the caches of others."""
+        if on_mesh() or _call_for((gate, up), x) is not calls.dots:
+            return super().swiglu_dots(gate, up, x)
+        return calls.swiglu_dots(gate, up, x, super().swiglu)
+
     def columns(self, table, index, dtype):
         held = not quantized.is_quantized(table) and table.dtype in (_FLOAT32, _BFLOAT16)
         if held and dtype == _FLOAT32 and index.size <= MOST_COLUMNS_NORMED:

@@ -191,11 +191,13 @@ def attend(
     check_types(_kind_of(query), query=query, **floats)
     if own_mask.dtype != jnp.bool or length.dtype != jnp.int32:
         raise ValueError(f"attend: own_mask is {own_mask.dtype}, length {length.dtype}")
+    query = query.transpose(1, 3, 2, 0, 4)  # [K, G, E, B, N], the layout of a projection
     shape = jax.ShapeDtypeStruct(query.shape, query.dtype)
     name = f"specjax_attention{_SUFFIXES[query.dtype]}"
     call = jax.ffi.ffi_call(name, shape, vmap_method="sequential")
     tiles = dict(tiled=np.bool_(tiled))
-    return call(query, keys, values, own_keys, own_values, own_mask, length, **tiles)
+    out = call(query, keys, values, own_keys, own_values, own_mask, length, **tiles)
+    return out.transpose(3, 0, 2, 1, 4)
 
 
 @attend.defjvp
@@ -254,6 +256,38 @@ def swiglu(gate: jax.Array, up: jax.Array, by_xla) -> jax.Array:
 @swiglu.defjvp
 def _swiglu_jvp(by_xla, primals, tangents):
     return jax.jvp(by_xla, primals, tangents)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def swiglu_dots(gate: jax.Array, up: jax.Array, x: jax.Array, by_xla) -> jax.Array:
+    """``swiglu`` of two of ``dots``, with the same bits, in one call.
+
+    Args:
+      gate, up: weights ``[out, in]``, both float32 or both bfloat16.
+      x: ``[in, M]``, float32.
+      by_xla: ``Backend.swiglu`` by XLA, for derivatives.
+
+    Returns:
+      ``[out, M]``, float32.
+
+    Raises:
+      ValueError: other shapes or types; the kernel itself checks nothing.
+    """
+    del by_xla
+    _check_floats("swiglu_dots", (gate, up), x)
+    if gate.shape != up.shape:
+        raise ValueError(f"swiglu_dots: gate {gate.shape} and up {up.shape} do not fit")
+    shape = jax.ShapeDtypeStruct((len(gate), x.shape[1]), x.dtype)
+    call = jax.ffi.ffi_call("specjax_swiglu_products", shape, vmap_method="sequential")
+    return call(x, gate, up)
+
+
+@swiglu_dots.defjvp
+def _swiglu_dots_jvp(by_xla, primals, tangents):
+    def apart(gate, up, x):
+        return swiglu(*dots((gate, up), x), by_xla)
+
+    return jax.jvp(apart, primals, tangents)
 
 
 def argmax(x: jax.Array) -> jax.Array:

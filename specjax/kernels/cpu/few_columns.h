@@ -104,7 +104,9 @@ template <int M, int R, typename W>
 void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t pitch, int64_t deep,
              int64_t rows, To to) {
   const int64_t bytes = deep * sizeof(W);
-  Fetch next(w + Fetch::Ahead(R, bytes) * in, bytes, in * sizeof(W));
+  // multiplying takes about as long as reading: what is read must not come late
+  constexpr int64_t kLeast = M > 5 ? 2 * kAhead : kAhead;
+  Fetch next(w + Fetch::Ahead(R, bytes, kLeast) * in, bytes, in * sizeof(W));
   int64_t r = 0;
   for (; r + R <= rows; r += R)
     Few<R, M>(w + r * in, x, y + r * to.down, in, pitch, deep, next, to);
@@ -146,10 +148,11 @@ void PartRows(const W* w, const float* x, float* y, int64_t in, int64_t pitch, i
 }
 
 // At least two rows, except where they are read one by one: sharing the loads of columns saves more
-// than some sums in memory cost.
+// than some sums in memory cost. By seven or eight columns two alone, though the registers have room
+// for three: fewer streams come faster from memory.
 template <typename W>
 constexpr int FewRowsOf(int columns) {
-  return std::max(RowsOf(columns, std::is_same_v<W, Pair> ? 2 : 1), 2);
+  return columns > 6 ? 2 : std::max(RowsOf(columns, std::is_same_v<W, Pair> ? 2 : 1), 2);
 }
 
 template <typename W>

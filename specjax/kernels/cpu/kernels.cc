@@ -18,6 +18,7 @@ KERNEL(SpecjaxManyProducts, ManyProducts, "transpose_out")
 KERNEL(SpecjaxNorm, (Norm<float, kF32>), "eps", "centered", "plus_one")
 KERNEL(SpecjaxProducts, Products, "transpose_out")
 KERNEL(SpecjaxSwiglu, (Swiglu<float, kF32>))
+KERNEL(SpecjaxSwigluProducts, SwigluProducts)
 KERNEL(SpecjaxWrite, Write)
 
 // Whether the processor, and the compiler, have tiles of bfloat16.

@@ -28,6 +28,7 @@ SYMBOLS = {
         "specjax_norm": "SpecjaxNorm",
         "specjax_products": "SpecjaxProducts",
         "specjax_swiglu": "SpecjaxSwiglu",
+        "specjax_swiglu_products": "SpecjaxSwigluProducts",
         "specjax_write": "SpecjaxWrite",
     },
     "quantized": {"specjax_quantized": "SpecjaxQuantized"},
