@@ -108,13 +108,15 @@ def _layouts(q, k, v) -> dict[str, timing.Call]:
         sees = jnp.tril(jnp.ones((nodes, nodes), bool)).T[None]
         length = jnp.full((batch,), slots, jnp.int32)
         choice = jnp.int32(len(prefix_sizes(slots)) - 1)
-        return kernels.current().attend(x, own, own, sees, kv, length, choice)
+        query = x.transpose(3, 0, 2, 1, 4)  # of the layout of a projection, as models have it
+        out = kernels.current().attend(query, own, own, sees, kv, length, choice)
+        return out.transpose(1, 3, 2, 0, 4)
 
     return {
         "BSKE": _repeated(slot_major, by_slot, rows),
         "BKSE": _repeated(head_major, (k, v), rows),
         "jax": _repeated(of_jax, by_slot, rows),
-        "attend": _repeated(ours, (k, v), q),
+        "attend": _repeated(ours, (k, v), q.transpose(1, 3, 2, 0, 4)),
     }
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from shapes import LATENT
 
 from specjax import kernels
 from specjax.kernels import attention
@@ -21,6 +22,7 @@ from specjax.kernels.xla import XlaBackend
 from specjax.kernels.xla_cpu import XlaCpuBackend
 from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Attention
+from specjax.models.mla import LatentAttention
 
 problem = library.register() or library.register("bfloat16")
 # where there is a compiler, kernels that do not compile are a failure
@@ -349,24 +351,35 @@ def test_attention_has_the_derivatives_of_xlas():
 
 
 @needs_kernels
-def test_queries_are_not_transposed_between_projections_and_the_kernel(monkeypatch):
+@pytest.mark.parametrize(
+    ("num_heads", "given", "of_kernel", "turned"),
+    [(6, {}, "2,3,20,5,4", "5,2,20,3,4"), (8, LATENT, "1,8,20,5,4", "5,1,20,8,4")],
+)
+def test_queries_are_not_transposed_between_projections_and_the_kernel(
+    monkeypatch, num_heads, given, of_kernel, turned
+):
     """The kernel takes them, and gives its result, in the layout of a projection."""
-    monkeypatch.setenv("SPECJAX_NATIVE", "always")
+    monkeypatch.setattr(kernels, "current", CpuBackend)
     sizes = dict(vocab_size=8, hidden_size=24, intermediate_size=8, num_layers=1)
-    config = DecoderConfig(**sizes, num_heads=6, num_kv_heads=2, head_dim=16)
-    layer = Attention(config, rngs=nnx.Rngs(0), param_dtype=jnp.float32)
-    _, key, value, mask, prefix, length = attention_case(5, 2, 16, 3, 4, 4, 128)
+    heads = dict(num_heads=num_heads, num_kv_heads=2, head_dim=20)
+    config = DecoderConfig(**sizes, **(heads | given))
+    kind = LatentAttention if given else Attention
+    layer = kind(config, rngs=nnx.Rngs(0), param_dtype=jnp.float32)
+    nodes = 5, config.num_kv_heads, 20, num_heads // config.num_kv_heads, 4
+    _, _, _, mask, prefix, length = attention_case(*nodes, 4, 128)
+    rope = tuple(jnp.ones((config.rotary_dim // 2, 5, 4)) for _ in range(2))
 
     def layer_alone(x):
-        def attention(q, key, value):
-            return CpuBackend().attend(q, key, value, mask, prefix, jnp.asarray(length)), ()
+        def attention(q, *own):
+            past = own[0], own[-1], mask, prefix, jnp.asarray(length)
+            return CpuBackend().attend(q, *past), ()
 
-        return layer(x, None, 5, attention)[0]
+        return layer(x, rope, 5, attention)[0]
 
     text = jax.jit(layer_alone).lower(normal(24, 20)).compile().as_text()
     shapes = re.findall(r"f32\[([\d,]+)\]", text)
-    assert "specjax_attention" in text and "2,3,16,5,4" in shapes
-    assert "5,2,16,3,4" not in shapes
+    assert "specjax_attention" in text and of_kernel in shapes
+    assert turned not in shapes
 
 
 def test_shapes_that_do_not_fit_are_refused_before_anything_is_read():

@@ -27,6 +27,8 @@ def refused(kernel, arguments, results=ONE, **attributes):
         ("swiglu", (FLOATS, WHOLE), {}, "a buffer has another type"),
         ("swiglu_products", (FLOATS, FLOATS.T, HALVES.T), {}, "both float32 or both bfloat16"),
         ("swiglu_products", (FLOATS, WHOLE, WHOLE), {}, "both float32 or both bfloat16"),
+        ("swiglu_products", (FLOATS, FLOATS.T, FLOATS.T[:3]), {}, "weights of one size"),
+        ("swiglu_products", (FLOATS, FLOATS.T[:0], FLOATS.T[:0]), {}, "weights of one size"),
         ("products", (FLOATS, FLOATS.T), {}, "an attribute is missing"),
         ("products", (FLOATS, FLOATS.T), {"transpose_out": 1}, "an attribute is missing, or has"),
         ("products", (FLOATS, FLOATS.T, FLOATS.T), {"transpose_out": False}, "as many results"),

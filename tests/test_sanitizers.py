@@ -31,6 +31,7 @@ for out, size in ((1, 1), (7, 5), (61, 129), (70, 2200)):
         weight = jnp.asarray(t.normal(out, size), dtype)
         for columns in (1, 3, 8, 9, 13, 17, 32):  # both ways to write the product, in turn
             calls.dot(weight, jnp.asarray(t.normal(size, columns)), bool(columns % 2))
+            calls.swiglu_dots(weight, weight, jnp.asarray(t.normal(size, columns)), None)
         for columns in (1, 17, 64, 257):
             x = jnp.asarray(t.normal(size, columns))
             calls.many_dots((weight, weight[:1]), x, bool(columns % 2))

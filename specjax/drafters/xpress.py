@@ -43,7 +43,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ..models.layers import Linear, columns, product
+from ..models.layers import Linear, columns, product, swiglu_linear
 from .block import BlockConfig, BlockLayers
 from .corrected import CorrectedBlock, Drawing
 from .heads import independent_level
@@ -120,7 +120,7 @@ class Refiner(nnx.Module):
 
     def latent(self, mixed: jax.Array) -> jax.Array:
         """``[R, M]`` of ``b [R, M]``."""
-        return mixed + self.down(jax.nn.silu(self.gate(mixed)) * self.up(mixed))
+        return mixed + self.down(swiglu_linear(mixed, self.gate, self.up))
 
     def say(self, latent: jax.Array) -> jax.Array:
         """What is added to the logits, float32 ``[M, V]``."""

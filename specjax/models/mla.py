@@ -62,7 +62,7 @@ class LatentAttention(nnx.Module):
         q = self.q(x) if c.q_rank is None else self.q_b(self.q_a_norm(self.q_a(x)))
         q = q.reshape(c.num_heads, -1, batch, nodes)
         plain, turned = jnp.split(q, [c.nope_dim], axis=1)
-        turned = rotate(self._paired(turned, 1).transpose(1, 2, 0, 3), cos, sin, axis=0)
+        turned = rotate(self._paired(turned, 1), *rope, axis=1)
 
         latent, key = jnp.split(self.kv_a(x), [c.kv_rank])
         latent = self.kv_a_norm(latent).reshape(c.kv_rank, batch, 1, nodes)
@@ -71,10 +71,11 @@ class LatentAttention(nnx.Module):
 
         ups = self.kv_b.weight[...].reshape(c.num_heads, -1, c.kv_rank)
         to_keys, to_values = jnp.split(ups, [c.nope_dim], axis=1)  # [A, U, R], [A, W, R]
-        absorbed = jnp.einsum("aur,aubn->rban", to_keys, plain)
-        q = jnp.concatenate([absorbed, turned]) * self._scale()  # [R + P, B, A, N]
-        out, entries = attention(q.transpose(1, 0, 2, 3)[:, None], entry)  # [B, 1, R + P, A, N]
-        out = jnp.einsum("awr,bran->awbn", to_values, out[:, 0, : c.kv_rank])
+        absorbed = jnp.einsum("aur,aubn->arbn", to_keys, plain)
+        q = jnp.concatenate([absorbed, turned], axis=1) * self._scale()  # [A, R + P, B, N]
+        out, entries = attention(q[None].transpose(3, 0, 2, 1, 4), entry)  # [B, 1, R + P, A, N]
+        out = out.transpose(1, 3, 2, 0, 4)[0, :, : c.kv_rank]
+        out = jnp.einsum("awr,arbn->awbn", to_values, out)
         return self.o(out.reshape(-1, batch * nodes)), entries
 
     def _paired(self, x, axis):

@@ -10,9 +10,15 @@ Products of bfloat16 with bfloat16 are made by tiles (AMX), where 32 columns cos
 one; without them by dot products of pairs (AVX-512 BF16), or from numbers widened to float32, as
 all of float16 is (``float16.cc``).
 
+Attention takes queries, and gives results, in the layout of projections, so that nothing is
+transposed around it.
+
 Attention of more than eight columns (of prompts, of several drafts under grouped queries) divides
 the columns of a head into tiles of up to three vectors, each of which is a task. A tile leaves out
 the own entries after the last that one of its nodes sees: half of them in a chunk of a prompt.
+
+A gated layer activates its products within their call (``products.h``), for up to 32 columns, where
+a thread has both of them in its own cache.
 
 Products of floats with many columns are made by tiles (AMX) of three bfloat16 numbers for each
 float (``amx_floats.h``), with the errors of float32; without tiles, by sums that stay in registers

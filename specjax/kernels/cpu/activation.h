@@ -22,7 +22,7 @@ inline Vec Silu(Vec x) {
   return x / (1.0f + power);
 }
 
-// y = silu(gate) up, of `count` numbers; `y` may be one of the two.
+// y = silu(gate) up, of `count` numbers; `y` may be `gate` or `up`.
 template <typename T>
 void Gated(const T* gate, const T* up, T* y, int64_t count) {
   int64_t i = 0;

@@ -201,7 +201,7 @@ Problem Attention(ThreadPool pool, In<kType> query, In<kType> keys, In<kType> va
     return Both<T>{{{k + at, v + at, used, nullptr},
                     {ok + own_at, ov + own_at, own, seen + row * mask_step}}};
   };
-  // where the first column of a head begins, which is one of `heads` of a row
+  // where the first column of key/value head `head % heads` of row `head / heads` begins
   const auto first_of = [=](int64_t head) {
     return head % heads * groups * place.query_head + head / heads * nodes;
   };

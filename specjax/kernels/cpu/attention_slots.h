@@ -23,7 +23,8 @@ using Both = std::array<Slots<T>, 2>;
 // The columns of one key/value head of one row in an array [K, G, E, B, N], the layout of projections:
 // column g * N + n is node n of query head g.
 struct HeadColumns {
-  int64_t nodes, query_head, feature;  // N; numbers from one query head to the next, and between features
+  int64_t nodes;                // N
+  int64_t query_head, feature;  // how many numbers lie between neighbouring ones
 
   // Where the first feature of a column stands, counted from that of the first column.
   int64_t operator()(int64_t column) const {
@@ -39,11 +40,15 @@ struct HeadColumns {
       const int64_t together = std::min(count - i, nodes - (column + i) % nodes);
       if (together >= kLanes) {
         body(i, std::integral_constant<int, kLanes>{}), i += kLanes;
-      } else if (together >= kHalf) {
-        body(i, std::integral_constant<int, kHalf>{}), i += kHalf;
-      } else {
-        body(i, std::integral_constant<int, 1>{}), ++i;
+        continue;
       }
+      if constexpr (kLanes > kHalf) {
+        if (together >= kHalf) {
+          body(i, std::integral_constant<int, kHalf>{}), i += kHalf;
+          continue;
+        }
+      }
+      body(i, std::integral_constant<int, 1>{}), ++i;
     }
   }
 };

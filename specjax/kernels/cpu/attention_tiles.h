@@ -156,12 +156,12 @@ struct TiledHead {
 
   void Begin(const T* from, int64_t first) {
     for (int64_t v = 0; v < vectors; ++v) {
-      const int64_t column = (first + v) * kLanes;
+      const int64_t column = (first + v) * kLanes, feature = at.feature;
+      const bool empty = column >= columns;
+      const T* here = empty ? from : from + at(column);
       for (int64_t e = 0; e < size; e += 2) {
-        const bool empty = column >= columns;
-        const T* here = from + at(column) + e * at.feature;
-        const Vec even = empty ? Vec{} : Load(here);
-        const Vec odd = empty ? Vec{} : Load(here + at.feature);
+        const Vec even = empty ? Vec{} : Load(here + e * feature);
+        const Vec odd = empty ? Vec{} : Load(here + (e + 1) * feature);
         PutParts<kParts>(even, odd, query + v * kParts * size / 2 + e / 2, size / 2);
       }
       std::fill_n(out + v * size * kLanes, size * kLanes, 0.0f);
@@ -266,8 +266,10 @@ struct TiledHead {
       const int64_t column = (first + v) * kLanes;
       if (column >= columns) break;
       const Vec part = 1.0f / total[v];
+      T* to = result + at(column);
+      const int64_t feature = at.feature;
       for (int64_t e = 0; e < size; ++e)
-        Put(Load(out + (v * size + e) * kLanes) * part, result + at(column) + e * at.feature);
+        Put(Load(out + (v * size + e) * kLanes) * part, to + e * feature);
     }
   }
 };

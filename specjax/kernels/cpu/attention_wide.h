@@ -264,10 +264,14 @@ void WideColumns(const T* query, int64_t size, int64_t columns, HeadColumns at, 
       const T* from = query + at(column + lane);
       float* to = reinterpret_cast<float*>(packed + v) + lane;
       for (int64_t e = 0; e < size; ++e, from += at.feature, to += V * kLanes) {
-        float x[some];  // all are read before one is written, so that they may be a vector
-        UNROLL
-        for (int i = 0; i < some; ++i) x[i] = Number(from[i]) * scale;
-        std::memcpy(to, x, sizeof(x));
+        if constexpr (some == kLanes) {
+          Store(to, Load(from) * scale);
+        } else {
+          float x[some];  // all are read before one is written, so that compilers may use a vector
+          UNROLL
+          for (int i = 0; i < some; ++i) x[i] = Number(from[i]) * scale;
+          std::memcpy(to, x, sizeof(x));
+        }
       }
     });
     tile.top[v] = All(kFloor), tile.total[v] = Vec{};
@@ -297,17 +301,21 @@ void WideColumns(const T* query, int64_t size, int64_t columns, HeadColumns at, 
     alignas(64) float part[kLanes];
     Store(part, 1.0f / tile.total[v]);
     const float* out = reinterpret_cast<const float*>(tile.out + v);
-    // from feature to feature, and from column to column, of the unnormalised result
+    // `down` and `across` are the distances in `out` between features and between columns
     const auto put = [&](int64_t down, auto across) {
       at.EachStretch(column, count, [&](int64_t lane, auto some) {
         const float* o = out + lane * across;
         T* to = result + at(column + lane);
         for (int64_t e = 0; e < size; ++e, o += down, to += at.feature) {
-          float x[some];
+          alignas(64) float x[some];
           UNROLL
           for (int i = 0; i < some; ++i) x[i] = o[i * across] * part[lane + i];
-          UNROLL
-          for (int i = 0; i < some; ++i) Put(x[i], to + i);
+          if constexpr (some == kLanes) {
+            Put(Load(x), to);
+          } else {
+            UNROLL
+            for (int i = 0; i < some; ++i) Put(x[i], to + i);
+          }
         }
       });
     };

@@ -92,8 +92,8 @@ class CpuBackend(XlaCpuBackend):
         return calls.swiglu(gate, up, super().swiglu)
 
     def swiglu_dots(self, gate, up, x):
-        """One call where ``dots`` would be one for floats and few columns: between two calls,
-        threads would fetch products from the caches of others."""
+        """One call where ``dots`` would call the kernel for floats and few columns: between two
+        calls, threads would fetch products from the caches of others."""
         if on_mesh() or _call_for((gate, up), x) is not calls.dots:
             return super().swiglu_dots(gate, up, x)
         return calls.swiglu_dots(gate, up, x, super().swiglu)

@@ -104,9 +104,9 @@ template <int M, int R, typename W>
 void FewRows(const W* w, const float* x, float* y, int64_t in, int64_t pitch, int64_t deep,
              int64_t rows, To to) {
   const int64_t bytes = deep * sizeof(W);
-  // multiplying takes about as long as reading: what is read must not come late
-  constexpr int64_t kLeast = M > 5 ? 2 * kAhead : kAhead;
-  Fetch next(w + Fetch::Ahead(R, bytes, kLeast) * in, bytes, in * sizeof(W));
+  // by six columns or more, multiplying takes about as long as reading, and rows must not come late
+  constexpr int64_t kDistance = M > 5 ? 2 * kAhead : kAhead;
+  Fetch next(w + Fetch::Ahead(R, bytes, kDistance) * in, bytes, in * sizeof(W));
   int64_t r = 0;
   for (; r + R <= rows; r += R)
     Few<R, M>(w + r * in, x, y + r * to.down, in, pitch, deep, next, to);
@@ -147,9 +147,9 @@ void PartRows(const W* w, const float* x, float* y, int64_t in, int64_t pitch, i
     Few<1, M>(w + r * in, x, y + r * to.down, in, pitch, deep, next, to);
 }
 
-// At least two rows, except where they are read one by one: sharing the loads of columns saves more
-// than some sums in memory cost. By seven or eight columns two alone, though the registers have room
-// for three: fewer streams come faster from memory.
+// How many rows meet columns at a time: at least two, except where rows are read one by one, since
+// sharing the loads of columns saves more than some sums in memory cost; and two where there are seven
+// or eight columns, since fewer rows side by side come faster from memory.
 template <typename W>
 constexpr int FewRowsOf(int columns) {
   return columns > 6 ? 2 : std::max(RowsOf(columns, std::is_same_v<W, Pair> ? 2 : 1), 2);

@@ -13,8 +13,9 @@ namespace {
 
 // The rows begin ... begin + height - 1 of a weight [out, in], of float32 or bfloat16, by columns of
 // PackRows. `waiting`: whether the call mostly waits for memory, see kWaiting.
-inline void SumRows(const void* weight, bool half, bool waiting, const float* packed, float* y,
-                    int64_t out, int64_t in, int64_t begin, int64_t height, int64_t columns, To to) {
+inline void FloatRows(const void* weight, bool half, bool waiting, const float* packed, float* y,
+                      int64_t out, int64_t in, int64_t begin, int64_t height, int64_t columns,
+                      To to) {
   const auto sum = [&](const auto* rows, const auto& run) {
     run(rows, packed, y, out, in, begin, height, columns, to);
   };
@@ -46,7 +47,7 @@ Problem Products(ThreadPool pool, In<kF32> x, Ins weights, bool transpose_out, O
     const auto [part, begin, height] = ShareOf(parts.data(), task, rows);
     const To to{transpose_out ? 1 : columns, transpose_out ? part->out : 1, false};
     float* y = part->result + begin * to.down;
-    SumRows(part->weight, half, waiting, packed, y, part->out, in, begin, height, columns, to);
+    FloatRows(part->weight, half, waiting, packed, y, part->out, in, begin, height, columns, to);
   });
   return nullptr;
 }
@@ -59,20 +60,27 @@ Problem SwigluProducts(ThreadPool pool, In<kF32> x, In<> gate, In<> up, Out<kF32
   if (up.type != gate.type || !(half || gate.type == kF32))
     return "swiglu products: weights that are both float32 or both bfloat16";
   const int64_t in = x.dims[0], columns = x.dims[1], out = gate.dims[0];
+  if (gate.count() == 0 || gate.count() != out * in || up.count() != out * in)
+    return "swiglu products: weights of one size, which has rows and the inputs of x";
   const float* packed = PackRows(x.data<const float>(), in, columns, half);
   const int64_t rows = TaskRows(pool, gate.bytes() + up.bytes(), out);
   const bool waiting = 2 * out * in >= kWaiting;
   float* to = result.data<float>();
   Parallel(pool, (out + rows - 1) / rows, [=](int64_t task) {
-    const int64_t begin = task * rows, height = std::min(rows, out - begin);
-    float *first = to + begin * columns, *second = Scratch(2, height * columns);
-    const auto sum = [&](const Buffer& weight, float* y) {
-      SumRows(weight.memory, half, waiting, packed, y, out, in, begin, height, columns,
-              To{columns, 1, false});
-    };
-    sum(gate, first);
-    sum(up, second);
-    Gated(first, second, first, height * columns);
+    const int64_t end = std::min(out, (task + 1) * rows);
+    float* second = Scratch(2, kBlock * columns);
+    // a block of each weight in turn, so that what was fetched for the next block is not lost meanwhile
+    for (int64_t begin = task * rows; begin < end; begin += kBlock) {
+      const int64_t height = std::min(kBlock, end - begin);
+      float* first = to + begin * columns;
+      const auto sum = [&](const Buffer& weight, float* y) {
+        FloatRows(weight.memory, half, waiting, packed, y, out, in, begin, height, columns,
+                  To{columns, 1, false});
+      };
+      sum(gate, first);
+      sum(up, second);
+      Gated(first, second, first, height * columns);
+    }
   });
   return nullptr;
 }

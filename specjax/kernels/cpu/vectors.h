@@ -172,10 +172,10 @@ ALWAYS_INLINE Vec Apart(Vec v) {
 // several rows are read side by side, the processor itself foresees little of that.
 class Fetch {
  public:
-  // How many rows are fetched ahead of `rows` that are used at a time, each of `bytes`; at least so
-  // many bytes, unless that is too many rows.
-  static int64_t Ahead(int64_t rows, int64_t bytes, int64_t least = kAhead) {
-    return std::max(rows, std::min<int64_t>(least / bytes, kMostAhead));
+  // How many rows are fetched ahead of `rows` that are used at a time, each of `bytes`: those of about
+  // `distance` bytes, but at most kMostAhead.
+  static int64_t Ahead(int64_t rows, int64_t bytes, int64_t distance = kAhead) {
+    return std::max(rows, std::min<int64_t>(distance / bytes, kMostAhead));
   }
 
   // From `p` on, `bytes` of each row; rows are `stride` bytes apart.
