@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..models.config import DecoderConfig
+from .flat_keys import not_understood
 from .weights import flags_of
 
 LABELS = {"shift_label": None, "sample_from_anchor": None}  # two names of ``from_root``
@@ -135,11 +136,8 @@ def check_known(config: Mapping, own: Mapping, known: set[str], projectors) -> N
     check_outside(config, known={*known, *OUTSIDE_READ})
     unknown = [key for key in given if key not in {*READ, *ONLY}]
     if unknown:
-        raise ValueError(
-            f"dflash_config: {unknown[0]}={given[unknown[0]]!r} is not understood, and may change "
-            f"what the drafter computes. Known are {', '.join(sorted({*READ, *ONLY, *known}))}; if "
-            "it is about training or a server alone, delete it from config.json"
-        )
+        first, all_known = unknown[0], {*READ, *ONLY, *known}
+        raise not_understood("dflash_config", first, given[first], "Known are", all_known)
 
 
 def check_outside(

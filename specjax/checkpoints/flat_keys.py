@@ -7,7 +7,7 @@ project does not know, and is refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 QWEN3 = (  # and Llama's: what transformers writes, in versions 4 and 5
     "architectures",
@@ -64,8 +64,14 @@ def check_flat(config: Mapping, known: Collection[str]) -> None:
     accepted = {*QWEN3, *OWN, *known}
     for key, value in config.items():
         if value is not None and key not in accepted and not key.startswith("_"):
-            raise ValueError(
-                f"config.json: {key}={value!r} is not understood, and may change what the drafter "
-                f"computes. Known, beside the keys of Qwen3's config, are "
-                f"{', '.join(sorted(known))}; if it is about training or a server alone, delete it"
-            )
+            are = "Known, beside the keys of Qwen3's config, are"
+            raise not_understood("config.json", key, value, are, known)
+
+
+def not_understood(place: str, key: str, value, are: str, known: Iterable[str]) -> ValueError:
+    """The error of a key that is not read; ``are`` begins the sentence that names the ``known``."""
+    return ValueError(
+        f"{place}: {key}={value!r} is not understood, and may change what the drafter computes. "
+        f"{are} {', '.join(sorted(known))}; if it is about training or a server alone, delete it "
+        "from config.json"
+    )
