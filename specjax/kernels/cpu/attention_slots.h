@@ -23,8 +23,9 @@ using Both = std::array<Slots<T>, 2>;
 // The columns of one key/value head of one row in an array [K, G, E, B, N], the layout of projections:
 // column g * N + n is node n of query head g.
 struct HeadColumns {
-  int64_t nodes;                // N
-  int64_t query_head, feature;  // how many numbers lie between neighbouring ones
+  int64_t nodes;  // N
+  // how many numbers lie between the beginnings of two neighbouring query heads, and of two features
+  int64_t query_head, feature;
 
   // Where the first feature of a column stands, counted from that of the first column.
   int64_t operator()(int64_t column) const {

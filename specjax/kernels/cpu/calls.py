@@ -271,7 +271,7 @@ def swiglu_dots(gate: jax.Array, up: jax.Array, x: jax.Array, by_xla) -> jax.Arr
       ``[out, M]``, float32.
 
     Raises:
-      ValueError: other shapes or types; the kernel itself checks nothing.
+      ValueError: other shapes or types.
     """
     del by_xla
     _check_floats("swiglu_dots", (gate, up), x)
