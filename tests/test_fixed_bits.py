@@ -282,7 +282,7 @@ def test_other_ways_and_narrower_vectors_compute_the_same(flags):
     code = """
 import jax.numpy as jnp
 import test_fixed_bits as t
-assert t.library.register("float16") is None
+assert library.register("float16") is None
 t.test_every_float16_is_read_and_written_as_ieee_says()
 for out, size in ((61, 129), (270, 2200)):
     for dtype, bits in ((jnp.bfloat16, 8), (jnp.float16, 11)):

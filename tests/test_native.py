@@ -3,7 +3,6 @@
 import os
 import pathlib
 import platform
-import re
 import subprocess
 import sys
 
@@ -11,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from shapes import LATENT
 
 from specjax import kernels
 from specjax.kernels import attention
@@ -20,9 +17,6 @@ from specjax.kernels.cpu import calls, compiler, library
 from specjax.kernels.cpu.backend import CpuBackend, cast_exact_bf16
 from specjax.kernels.xla import XlaBackend
 from specjax.kernels.xla_cpu import XlaCpuBackend
-from specjax.models.config import DecoderConfig
-from specjax.models.decoder import Attention
-from specjax.models.mla import LatentAttention
 
 problem = library.register() or library.register("bfloat16")
 # where there is a compiler, kernels that do not compile are a failure
@@ -348,38 +342,6 @@ def test_attention_has_the_derivatives_of_xlas():
     got = gradients(CpuBackend())
     for one, other in zip(got, gradients(XlaCpuBackend()), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-
-
-@needs_kernels
-@pytest.mark.parametrize(
-    ("num_heads", "given", "of_kernel", "turned"),
-    [(6, {}, "2,3,20,5,4", "5,2,20,3,4"), (8, LATENT, "1,8,20,5,4", "5,1,20,8,4")],
-)
-def test_queries_are_not_transposed_between_projections_and_the_kernel(
-    monkeypatch, num_heads, given, of_kernel, turned
-):
-    """The kernel takes them, and gives its result, in the layout of a projection."""
-    monkeypatch.setattr(kernels, "current", CpuBackend)
-    sizes = dict(vocab_size=8, hidden_size=24, intermediate_size=8, num_layers=1)
-    heads = dict(num_heads=num_heads, num_kv_heads=2, head_dim=20)
-    config = DecoderConfig(**sizes, **(heads | given))
-    kind = LatentAttention if given else Attention
-    layer = kind(config, rngs=nnx.Rngs(0), param_dtype=jnp.float32)
-    nodes = 5, config.num_kv_heads, 20, num_heads // config.num_kv_heads, 4
-    _, _, _, mask, prefix, length = attention_case(*nodes, 4, 128)
-    rope = tuple(jnp.ones((config.rotary_dim // 2, 5, 4)) for _ in range(2))
-
-    def layer_alone(x):
-        def attention(q, *own):
-            past = own[0], own[-1], mask, prefix, jnp.asarray(length)
-            return CpuBackend().attend(q, *past), ()
-
-        return layer(x, rope, 5, attention)[0]
-
-    text = jax.jit(layer_alone).lower(normal(24, 20)).compile().as_text()
-    shapes = re.findall(r"f32\[([\d,]+)\]", text)
-    assert "specjax_attention" in text and of_kernel in shapes
-    assert turned not in shapes
 
 
 def test_shapes_that_do_not_fit_are_refused_before_anything_is_read():

@@ -1,11 +1,14 @@
 """What the kernels compute by tiles where a prompt is read, and the calls that replace several of
-XLA's operations: entries of caches, and activations."""
+XLA's operations: entries of caches, activations, and attention without transpositions."""
+
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from shapes import LATENT
 from test_native import attention_case, by_hand, normal
 from test_native_quantized import held
 
@@ -16,7 +19,10 @@ from specjax.kernels.cpu.backend import CpuBackend
 from specjax.kernels.quantized import Quantized
 from specjax.kernels.xla import XlaBackend
 from specjax.models import kv_cache
+from specjax.models.config import DecoderConfig
+from specjax.models.decoder import Attention
 from specjax.models.layers import Linear, swiglu_linear
+from specjax.models.mla import LatentAttention
 from specjax.types import Verdict
 
 LIBRARIES = ("kernels", "quantized", "bfloat16", "float16")
@@ -226,6 +232,37 @@ def test_weights_of_an_activation_that_do_not_fit_are_refused():
         calls.swiglu_dots(weight, weight[:3], x, None)
     with pytest.raises(ValueError, match="weight is bfloat16: the kernels compute in float32"):
         calls.swiglu_dots(weight, weight.astype(jnp.bfloat16), x, None)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "given", "of_kernel", "turned"),
+    [(6, {}, "2,3,20,5,4", "5,2,20,3,4"), (8, LATENT, "1,8,20,5,4", "5,1,20,8,4")],
+)
+def test_queries_are_not_transposed_between_projections_and_the_kernel(
+    monkeypatch, num_heads, given, of_kernel, turned
+):
+    """The kernel takes them, and gives its result, in the layout of a projection."""
+    monkeypatch.setattr(kernels, "current", CpuBackend)
+    sizes = dict(vocab_size=8, hidden_size=24, intermediate_size=8, num_layers=1)
+    heads = dict(num_heads=num_heads, num_kv_heads=2, head_dim=20)
+    config = DecoderConfig(**sizes, **(heads | given))
+    kind = LatentAttention if given else Attention
+    layer = kind(config, rngs=nnx.Rngs(0), param_dtype=jnp.float32)
+    nodes = 5, config.num_kv_heads, 20, num_heads // config.num_kv_heads, 4
+    _, _, _, mask, prefix, length = attention_case(*nodes, 4, 128)
+    rope = tuple(jnp.ones((config.rotary_dim // 2, 5, 4)) for _ in range(2))
+
+    def layer_alone(x):
+        def attention(q, *own):
+            past = own[0], own[-1], mask, prefix, jnp.asarray(length)
+            return CpuBackend().attend(q, *past), ()
+
+        return layer(x, rope, 5, attention)[0]
+
+    text = jax.jit(layer_alone).lower(normal(24, 20)).compile().as_text()
+    shapes = re.findall(r"f32\[([\d,]+)\]", text)
+    assert "specjax_attention" in text and of_kernel in shapes
+    assert turned not in shapes
 
 
 def committing(dtype, sizes=(4, 1)):
