@@ -210,7 +210,7 @@ def cases(model, params, near=None, other=None):
             ("delta", "coupled"),
         ),
         "draft expanded by gain": (
-            DraftModel(model=model, topology=trees.Expand(2, 3, 6, gain=0.3)),
+            DraftModel(model=model, topology=trees.Expand(2, 3, 6, gain=0.3, sharpness=2.0)),
             near,
             ("delta",),
         ),

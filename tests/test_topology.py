@@ -14,7 +14,7 @@ from toys import bag, like, own_params, read
 import specjax
 from specjax import Sampling, trees
 from specjax.analysis import rank_counts, tree_search, tree_timing
-from specjax.drafters import DraftModel, NGram
+from specjax.drafters import DraftModel, NGram, Suffix
 from specjax.drafters.slem import SLEM
 from specjax.trees.grown import Expand, Follow
 from specjax.trees.topology import Tree
@@ -86,13 +86,14 @@ def test_a_static_tree_holds_the_choices_that_its_ranks_name():
         assert paths(draft, row) == found[1:]
 
 
-def expanded(row, width, depth, nodes, gain=0.0):
+def expanded(row, width, depth, nodes, gain=0.0, sharpened=1.0):
     """``topology.Expand`` in the slow, obvious way."""
     looked, front, kept = {}, [((), 0.0)], 0.0
     for _ in range(depth):
         fresh = {}
         for path, value in front:
-            law = said(row, path)
+            law = sharpened * said(row, path)
+            law -= np.log(np.exp(law).sum())
             for token in np.argsort(-law, kind="stable")[:width]:
                 fresh[(*path, int(token))] = value + law[token]
         looked |= fresh
@@ -115,6 +116,30 @@ def test_an_expanded_tree_holds_the_most_probable_paths(shape):
         assert {*paths(draft, row)} == expanded(row, *fields)
         sizes.add(max(map(len, paths(draft, row))))
     assert shape.gain == 0 or min(sizes) < shape.depth  # the gain has ended some row
+
+
+def test_a_sharpened_tree_holds_the_most_probable_paths_by_sharpened_laws():
+    """Rows have the factors 4, 2 and 1: temperatures 0, 0.5 and 2, and a sharpness of 4."""
+    shape = Expand(3, 4, 7, sharpness=4.0)
+    drafter = DraftModel(model=MODEL, topology=shape, sibling_sampling="top")
+    rows = range(len(PROMPTS))
+    warm = Sampling(temperature=jnp.asarray([0.0, 0.5, 2.0]))
+    differ = set()
+    for sampling, factors in ((Sampling(temperature=0.0), (4, 4, 4)), (warm, (4, 2, 1))):
+        draft = drafted(drafter, context(sampling=sampling))
+        for row in rows:
+            wanted = expanded(row, 3, 4, 7, sharpened=factors[row])
+            assert {*paths(draft, row)} == wanted
+            if wanted != expanded(row, 3, 4, 7):
+                differ.add((row, factors[row]))
+    assert {(0, 4), (1, 2)} <= differ  # so that another factor would be seen
+
+
+def test_a_tree_that_always_has_all_its_nodes_is_verified_in_one_width():
+    """``scored`` is None then, and the pass needs no branches for fewer nodes."""
+    for shape, may_stop in ((Expand(3, 3, 8), False), (Expand(3, 3, 8, gain=0.1), True)):
+        draft = drafted(DraftModel(model=MODEL, topology=shape), context())
+        assert (draft.scored is not None) == may_stop
 
 
 def families(row, siblings, depth, nodes):
@@ -199,6 +224,14 @@ def test_a_draft_model_picks_children_as_its_present_tree_wants_them():
         (lambda: trees.parse("jetspec:1x15x62"), "to 15, the number of paths"),
         (lambda: trees.parse("jetspec:0x3x4"), "children, depth and nodes must be at least 1"),
         (lambda: trees.parse("jetspec:3x3"), "takes 3 sizes"),
+        (lambda: Expand(2, 2, 3, sharpness=0.5), "sharpness is a number from 1 on"),
+        (lambda: Expand(2, 2, 3, sharpness=float("nan")), "sharpness is a number from 1 on"),
+        (lambda: trees.parse("expand:2x2x3:sharp=2"), "did you mean 'sharpness'?"),
+        (lambda: trees.parse("expand:2x2x3:gain=much"), "gain='much' is not a number"),
+        (lambda: trees.parse("chain:3:gain=1"), "no setting of 'chain'"),
+        (lambda: trees.parse("jetspec:3x5x20:gain=1"), "0 where gain is above 0"),
+        (lambda: trees.parse("3x2:gain=1"), "no setting of '3x2'"),
+        (lambda: Suffix(topology=Expand(2, 2, 3, sharpness=2)), "without branch, siblings and"),
         (lambda: trees.chain(0), "at least one token"),
         (lambda: trees.parse("64x64x64x64"), "at most 1024"),  # before it is built
         (lambda: trees.parse("chain:100000000"), "at most 1024"),
@@ -228,8 +261,13 @@ def test_words_and_files_name_trees(tmp_path):
     assert trees.parse("jetspec:7x15x10") == Expand(1, 2, 10, siblings=7)
     for text in ("expand:3x2x4", "jetspec:7x9x62", "jetspec:1x3x3", "jetspec:7x1x5"):
         assert str(trees.parse(text)) == text
-    for shape in (Expand(3, 2, 4, gain=0.1), Expand(5, 2, 6, siblings=3)):
-        assert str(shape) == repr(shape)
+    text = "expand:3x2x4:gain=0.1,branch=0.25,sharpness=2"
+    assert trees.parse(text) == Expand(3, 2, 4, gain=0.1, branch=0.25, sharpness=2.0)
+    assert trees.parse("jetspec:3x5x20:sharpness=1.5") == Expand(6, 5, 20, siblings=3, sharpness=1.5)
+    for shape in (trees.parse(text), trees.parse("jetspec:3x5x20:sharpness=1.5")):
+        assert trees.parse(str(shape)) == shape
+    unwritten = Expand(5, 2, 6, siblings=3)
+    assert str(unwritten) == repr(unwritten)
     assert trees.chains(2, 2) == Tree((-1, 0, 0, 1, 2))
     file = tmp_path / "tree.json"
     for given in ([-1, 0, 0, 1], [[0], [1], [0, 0]]):

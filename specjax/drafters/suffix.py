@@ -65,10 +65,12 @@ class Suffix(IndexedDrafter):
             raise ValueError(f"Suffix(num_draft={self.num_draft}): must be at least 1")
         shape = self.topology or trees.chain(self.num_draft)
         chain = isinstance(shape, trees.Tree) and shape.is_chain
-        if not chain and (not isinstance(shape, trees.Expand) or shape.branch or shape.siblings):
+        sized = isinstance(shape, trees.Expand) and shape.sharpness == 1
+        sized = sized and not shape.branch and not shape.siblings
+        if not chain and not sized:
             raise ValueError(
                 f"Suffix(topology={shape}): the text says how a tree grows; give a chain, or "
-                "trees.Expand(width, depth, nodes) without branch and siblings"
+                "trees.Expand(width, depth, nodes) without branch, siblings and sharpness"
             )
         if not (0 <= self.min_probability <= 1 and self.factor >= 0):
             raise ValueError(

@@ -230,12 +230,12 @@ def _draw(q, parent, rank, uniform, sibling_sampling):
 
 
 def _expand(topology: Expand | Beams, context, level, carry, words, least_value):
-    nodes, gain, branch, siblings = 0, 0.0, 0.0, 0
+    nodes, gain, branch, siblings, sharpness = 0, 0.0, 0.0, 0, 1.0
     batch, width = context.tokens.shape[0], topology.width
     children = topology.children
     if isinstance(topology, Expand):
         nodes, gain, branch = topology.nodes, topology.gain, topology.branch
-        siblings = topology.siblings
+        siblings, sharpness = topology.siblings, topology.sharpness
     # all paths looked at, node 0 is the root: the last token, its parent, the path's value (nats)
     tokens = context.root[:, None]
     parent = jnp.full((batch, 1), -1, jnp.int32)
@@ -243,6 +243,9 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
     where = jnp.zeros((batch, 1), jnp.int32)  # of the nodes gone on with: in those three
     above = parent  # their parents, counted among themselves
     alive, ends = context.budget > 0, thresholds(context)
+    # whether a row may draft less than all of its nodes; if not, no pass is left out or made narrow
+    may_stop = bool(gain or branch or ends)
+    may_stop |= least_value is not None or context.width is not None
     path = jnp.ones((batch, 1))  # of those of the last depth: see `is_sure`
     for depth in range(topology.depth):
         wide = 1 if depth == 0 else width
@@ -252,7 +255,7 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
             tokens=jnp.take_along_axis(tokens, where, axis=1),
             parent=above,
         )
-        wanted = jnp.any(alive)
+        wanted = jnp.any(alive) if may_stop else True
         step = functools.partial(level, since=since)
         logits, carry = if_wanted(step, depth, context.width, carry, grown, wanted)
         here = where[:, since:]
@@ -263,8 +266,8 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
             alive &= jnp.any(on & real, axis=1)
             going &= jnp.any(stays & real, axis=1)
         logits = scores(context, grown, since, logits, words)
-        said = jax.nn.log_softmax(logits, axis=-1)
-        best = drawing.best(said, children)
+        best = drawing.best(logits, children)
+        said = jax.nn.log_softmax(_sharpened(logits, sharpness, context), axis=-1)
         worth = jnp.take_along_axis(said, jnp.maximum(best, 0), axis=2)
         worth = jnp.where(best < 0, -jnp.inf, worth)
         if branch:
@@ -310,7 +313,7 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
         jnp.take_along_axis(tokens, kept, axis=1)[:, 1:],
         # what is no path hangs below the root, the others before it
         jnp.concatenate([jnp.full((batch, 1), -1), jnp.where(real, parent[:, 1:], ROOT)], axis=1),
-        scored=real,
+        scored=real if may_stop else None,
         candidate=real,
         deepest=topology.depth,
     )
@@ -318,6 +321,16 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
     where = where[:, : 1 + width * (topology.depth - 1)]  # the last beams were not looked below
     looked = looked.at[rows, where].set(jnp.arange(where.shape[1], dtype=jnp.int32))
     return draft, carry, jnp.take_along_axis(looked, kept, axis=1)
+
+
+def _sharpened(logits, sharpness: float, context):
+    """``logits [B, W, V]`` as ``Expand.sharpness`` says, by which paths get their values."""
+    if sharpness == 1 or context.noise is not None:  # shared noise decides at any temperature
+        return logits
+    if context.sampling.greedy:
+        return logits * sharpness
+    heat = jnp.maximum(context.sampling.temperature, 1 / sharpness)
+    return logits * jnp.maximum(1 / heat, 1.0)[:, None, None]
 
 
 def _most_probable(value, nodes):

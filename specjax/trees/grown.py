@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 MOST_NODES = 1024  # of a draft, and of the candidates while one is grown: masks are [N, N]
+SETTINGS = {"gain": float, "branch": float, "sharpness": float}  # of ``Expand``, as texts name them
 
 
 def bounded(nodes: int, what: str) -> None:
@@ -43,9 +45,15 @@ class Expand:
       siblings: K; above 0, a path is extended by its K best tokens instead of ``width``, and the
         value by which a path is kept is that of the path without its last token; see
         ``whole_families``. 0: it is the path's own value.
+      sharpness: at least 1. In a row at temperature T, logits are multiplied by 1/T, but by no less
+        than 1 and no more than ``sharpness``, before they give the probabilities that ``branch``
+        is about and of which values are products. At temperature 0 a token is accepted if the target finds it most probable,
+        and this happens more often than the drafter's law gives it; ``docs/concepts/trees.md``
+        says how much more is accepted. 1, the default: values are those of the papers.
 
     References: EAGLE-2, arXiv 2406.16858 (``gain=0``); OPT-Tree, arXiv 2406.17276 (``gain > 0``);
-    LLMCad, arXiv 2309.04255, section 3 (``branch=0.3``); JetSpec, arXiv 2606.18394 (``siblings``).
+    LLMCad, arXiv 2309.04255, section 3 (``branch=0.3``); JetSpec, arXiv 2606.18394 (``siblings``);
+    none for ``sharpness``.
 
     Raises:
       ValueError: a number is out of range, ``nodes`` is more than all paths that can be found, or
@@ -58,8 +66,11 @@ class Expand:
     gain: float = 0.0
     branch: float = 0.0
     siblings: int = 0
+    sharpness: float = 1.0
 
     def __post_init__(self):
+        if not 1 <= self.sharpness < math.inf:
+            raise ValueError(f"{self!r}: sharpness is a number from 1 on")
         if min(self.width, self.depth, self.nodes) < 1 or self.gain < 0:
             raise ValueError(f"{self}: width, depth and nodes must be at least 1, gain at least 0")
         if not 0 <= self.branch <= 1:
@@ -84,13 +95,16 @@ class Expand:
 
     def __str__(self) -> str:
         """As ``parse`` reads it, where it can be written so."""
-        if self.gain or self.branch:
-            return repr(self)
+        own = {f.name: f.default for f in dataclasses.fields(self) if f.name in SETTINGS}
+        given = {name: getattr(self, name) for name in own if getattr(self, name) != own[name]}
+        words = [f"{name}={value!r}".removesuffix(".0") for name, value in given.items()]
+        settings = f":{','.join(words)}" if words else ""
         if not self.siblings:
-            return f"expand:{self.width}x{self.depth}x{self.nodes}"
+            return f"expand:{self.width}x{self.depth}x{self.nodes}{settings}"
         families = -(-self.nodes // self.siblings)
-        written = self.width == max(1, families - 1) and self.depth <= families
-        return f"jetspec:{self.siblings}x{self.depth}x{self.nodes}" if written else repr(self)
+        if self.width != max(1, families - 1) or self.depth > families:
+            return repr(self)
+        return f"jetspec:{self.siblings}x{self.depth}x{self.nodes}{settings}"
 
     @property
     def num_nodes(self) -> int:

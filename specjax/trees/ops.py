@@ -213,12 +213,11 @@ def ancestors(draft: Draft) -> jax.Array:
     ancestor of ``n``."""
     if draft.topology is not None:
         return jnp.asarray(_static(draft.topology)[0])[None]
-    nodes = draft.num_nodes
-    index = jnp.arange(nodes)
-    reach = (parents(draft)[:, None, :] == index[:, None]) | jnp.eye(nodes, dtype=bool)
-    for _ in range(max(1, (nodes - 1).bit_length())):  # paths double in length
-        f = reach.astype(jnp.float32)
-        reach = jnp.einsum("bmk,bkn->bmn", f, f) > 0
+    above = jnp.maximum(parents(draft), ROOT)  # each node's ancestor, 1, 2, 4 ... levels up
+    reach = jnp.broadcast_to(jnp.eye(draft.num_nodes, dtype=bool), (*above.shape, draft.num_nodes))
+    for _ in range((draft.num_nodes - 1).bit_length()):  # paths double in length
+        reach |= jnp.take_along_axis(reach, above[:, None, :], axis=2)
+        above = jnp.take_along_axis(above, above, axis=1)
     return reach
 
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from .._internal.keywords import counted
-from .grown import Beams, Expand, Follow, bounded, whole_families
+from .._internal.named_settings import parse_settings
+from .grown import SETTINGS, Beams, Expand, Follow, bounded, whole_families
 from .ops import chain_parents, check_parents, whole
 
 # numbers after the colon, for ``parse``
@@ -204,13 +205,19 @@ def parse(text: str, argument: str = "tree") -> Topology:
       text: ``chain:4``, ``3x2x1`` (see ``branching``), ``expand:WIDTHxDEPTHxNODES``,
         ``jetspec:SIBLINGSxDEPTHxNODES``, ``beams:WIDTHxDEPTH``, ``comb:WIDTHxDEPTH``, or the name
         of a JSON file that holds parents ``[-1, 0, 0, 1]`` or paths ``[[0], [1], [0, 0]]`` (see
-        ``from_paths``).
+        ``from_paths``). After ``expand`` and ``jetspec`` settings of ``Expand`` may follow, as in
+        ``expand:8x5x24:sharpness=2,gain=0.1``.
       argument: the name of the argument in errors.
 
     Raises:
       ValueError: the text or the file describes no tree.
     """
-    kind, _, numbers = text.rpartition(":")
+    sizes_text, _, settings_text = text.rpartition(":") if "=" in text else (text, "", "")
+    kind, _, numbers = sizes_text.rpartition(":")
+    settings = {}
+    if settings_text and not names_file(text):
+        known = SETTINGS if kind in ("expand", "jetspec") else {}
+        settings = parse_settings(f"{argument}={text!r}", settings_text, kind or numbers, known)
     try:
         if names_file(text):
             given = json.loads(Path(text).read_text())
@@ -228,10 +235,10 @@ def parse(text: str, argument: str = "tree") -> Topology:
             return chain(count)
         if kind == "expand":
             width, depth, nodes = sizes
-            return Expand(width, depth, nodes)
+            return Expand(width, depth, nodes, **settings)
         if kind == "jetspec":
             siblings, depth, nodes = sizes
-            return whole_families(siblings, depth, nodes)
+            return dataclasses.replace(whole_families(siblings, depth, nodes), **settings)
         if kind == "beams":
             width, depth = sizes
             return Beams(width, depth)
@@ -247,7 +254,8 @@ def parse(text: str, argument: str = "tree") -> Topology:
 
 _ACCEPTED = (
     "Accepted: 'chain:4', a chain of 4 tokens; '3x2x1', the number of children at each depth; "
-    "'expand:8x4x24', width, depth and nodes of a tree that the drafter grows; "
+    "'expand:8x4x24', width, depth and nodes of a tree that the drafter grows, with settings as in "
+    "'expand:8x4x24:sharpness=2'; "
     "'jetspec:4x6x24', children, depth and nodes of one whose most probable nodes have 4 children; "
     "'beams:4x5', width and depth of a beam search; 'comb:3x6', a chain of 6 tokens with 2 more "
     "beside each; parents [-1, 0, 0, 1], or paths of ranks [[0], [1], [0, 0]], or a .json file "
