@@ -65,9 +65,10 @@ class Suffix(IndexedDrafter):
             raise ValueError(f"Suffix(num_draft={self.num_draft}): must be at least 1")
         shape = self.topology or trees.chain(self.num_draft)
         chain = isinstance(shape, trees.Tree) and shape.is_chain
-        sized = isinstance(shape, trees.Expand) and shape.sharpness == 1
-        sized = sized and not shape.branch and not shape.siblings
-        if not chain and not sized:
+        sized = isinstance(shape, trees.Expand) and not (
+            shape.branch or shape.siblings or shape.sharpness != 1
+        )
+        if not (chain or sized):
             raise ValueError(
                 f"Suffix(topology={shape}): the text says how a tree grows; give a chain, or "
                 "trees.Expand(width, depth, nodes) without branch, siblings and sharpness"

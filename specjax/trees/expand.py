@@ -22,6 +22,7 @@ import numpy as np
 from .. import trees
 from .._internal.optional import required
 from ..sampling import drawing
+from ..sampling.distribution import COLDEST
 from ..sampling.noise import least
 from ..types import ROOT, Context, Draft
 from .confidence import is_sure, thresholds
@@ -329,8 +330,8 @@ def _sharpened(logits, sharpness: float, context):
         return logits
     if context.sampling.greedy:
         return logits * sharpness
-    heat = jnp.maximum(context.sampling.temperature, 1 / sharpness)
-    return logits * jnp.maximum(1 / heat, 1.0)[:, None, None]
+    cold = context.sampling.temperature < COLDEST
+    return logits * jnp.where(cold, sharpness, 1.0)[:, None, None]
 
 
 def _most_probable(value, nodes):
