@@ -93,7 +93,7 @@ def paths(draft, depth):
     )
     found = []
     for row, tokens in enumerate(np.asarray(draft.tokens)):
-        ends = np.flatnonzero((depths[row] == depth) & np.asarray(draft.candidate)[row])
+        ends = np.flatnonzero((depths[row] == depth) & (tokens >= 0))
         own = set()
         for node in ends:
             path = []
@@ -198,7 +198,8 @@ def test_a_saved_drafter_is_loaded_again_as_it_was(case, target, tmp_path):
     [
         trees.Beams(2, 3),
         trees.Expand(3, 2, 5),
-        trees.Expand(3, 2, 5, gain=0.125),
+        trees.Expand(3, 2, 5, gain=0.125, branch=0.25, sharpness=2.0),
+        trees.Expand(3, 2, 5, siblings=2),
         trees.branching(2, 1),
         trees.chain(2),
     ],

@@ -120,6 +120,7 @@ def shapes(target):
         "grown": (SelfDraft(topology=grown, **common), None),
         "skip": (SelfDraft(num_draft=3, target=target, skip="attention.1,mlp.3"), None),
         "narrow chain": (SelfDraft(num_draft=4, **common), 2),
+        "resting chain": (SelfDraft(num_draft=4, **common), 0),
         "narrow tree": (SelfDraft(topology=tree, sibling_sampling="top", **common), 1),
     }
 

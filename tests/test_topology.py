@@ -16,6 +16,7 @@ from specjax import Sampling, trees
 from specjax.analysis import rank_counts, tree_search, tree_timing
 from specjax.drafters import DraftModel, NGram, Suffix
 from specjax.drafters.slem import SLEM
+from specjax.trees import expand
 from specjax.trees.grown import Expand, Follow
 from specjax.trees.topology import Tree
 from specjax.types import Context
@@ -131,11 +132,33 @@ def test_a_sharpened_tree_holds_the_most_probable_paths_by_sharpened_laws():
     assert all(expanded(row, 3, 4, 7, sharpened=4) != expanded(row, 3, 4, 7) for row in rows)
 
 
-def test_a_tree_that_always_has_all_its_nodes_is_verified_in_one_width():
+def test_a_tree_that_lacks_no_nodes_is_verified_in_one_width():
     """``scored`` is None then, and the pass needs no branches for fewer nodes."""
-    for shape, may_stop in ((Expand(3, 3, 8), False), (Expand(3, 3, 8, gain=0.1), True)):
-        draft = drafted(DraftModel(model=MODEL, topology=shape), context())
-        assert (draft.scored is not None) == may_stop
+    bias = np.where(np.arange(VOCAB) < 2, 0.0, -np.inf).astype(np.float32)
+    banned = Sampling(temperature=0.0, logit_bias=bias).rows(len(PROMPTS))
+    for shape, how, lacks in (
+        (Expand(3, 3, 8), {}, False),
+        (Expand(3, 3, 8, gain=0.1), {}, True),
+        (Expand(3, 3, 8), {"sampling": banned}, True),
+    ):
+        draft = drafted(DraftModel(model=MODEL, topology=shape), context(**how))
+        assert (draft.scored is not None) == lacks
+        if how:  # two tokens may be drafted: of three children one is no path
+            assert {token for path in paths(draft, 0) for token in path} == {0, 1}
+            assert draft.scored[0].tolist() == draft.candidate[0].tolist()
+
+
+def test_nothing_is_drafted_below_a_node_with_a_logit_that_is_no_number():
+    shape, wide = Expand(2, 3, 5), jnp.zeros((len(PROMPTS), 1, VOCAB)).at[:, :, 3].set(1.0)
+
+    def level(carry, grown, since):
+        ill = jnp.where(grown.tokens[:, since:, None] == 3, jnp.nan, 0.0)  # below token 3
+        return wide + ill.at[..., 1:].set(0.0), carry
+
+    draft, *_ = expand.expand(shape, context(), level, None)
+    for row, prompt in enumerate(PROMPTS):
+        found = [path for path in paths(draft, row) if -1 not in path]
+        assert found and not [path for path in found if 3 in (prompt[-1], *path[:-1])]
 
 
 def families(row, siblings, depth, nodes):
@@ -220,14 +243,19 @@ def test_a_draft_model_picks_children_as_its_present_tree_wants_them():
         (lambda: trees.parse("jetspec:1x15x62"), "to 15, the number of paths"),
         (lambda: trees.parse("jetspec:0x3x4"), "children, depth and nodes must be at least 1"),
         (lambda: trees.parse("jetspec:3x3"), "takes 3 sizes"),
-        (lambda: Expand(2, 2, 3, sharpness=0.5), "sharpness is a number from 1 on"),
-        (lambda: Expand(2, 2, 3, sharpness=float("nan")), "sharpness is a number from 1 on"),
+        (lambda: Expand(2, 2, 3, sharpness=0.5), "sharpness is a number from 1 to 1000"),
+        (lambda: Expand(2, 2, 3, sharpness=1e9), "sharpness is a number from 1 to 1000"),
+        (lambda: Expand(2, 2, 3, sharpness=float("nan")), "sharpness is a number from 1 to 1000"),
+        (lambda: trees.parse("expand:2x2x3:gain=nan"), "gain at least 0. Accepted"),
         (lambda: trees.parse("expand:2x2x3:sharp=2"), "did you mean 'sharpness'?"),
-        (lambda: trees.parse("expand:2x2x3:gain=much"), "gain='much' is not a number"),
-        (lambda: trees.parse("chain:3:gain=1"), "no setting of 'chain'"),
+        (lambda: trees.parse("expand:2x2x3:gain=much"), "gain='much' is not a number. Accepted"),
+        (lambda: trees.parse("expand:2x2x3:gain=0.1:branch=0.3"), "is not a number. Accepted"),
+        (lambda: trees.parse("expand:2x2x3:"), "'' is no setting of 'expand'"),
+        (lambda: trees.parse("expand:2x2x3,gain=0.1"), "sizes must be whole numbers"),
+        (lambda: trees.parse("exapnd:2x2x3:gain=0.1"), "sizes must be whole numbers"),
+        (lambda: trees.parse("chain:3:gain=1"), "sizes must be whole numbers"),
         (lambda: trees.parse("jetspec:3x5x20:gain=1"), "0 where gain is above 0"),
-        (lambda: trees.parse("3x2:gain=1"), "no setting of '3x2'"),
-        (lambda: Suffix(topology=Expand(2, 2, 3, sharpness=2)), "without branch, siblings and"),
+        (lambda: Suffix(topology=Expand(2, 2, 3, gain=0.1)), "without further settings"),
         (lambda: trees.chain(0), "at least one token"),
         (lambda: trees.parse("64x64x64x64"), "at most 1024"),  # before it is built
         (lambda: trees.parse("chain:100000000"), "at most 1024"),
@@ -262,7 +290,11 @@ def test_words_and_files_name_trees(tmp_path):
     assert trees.parse("jetspec:3x5x20:sharpness=1.5") == Expand(
         6, 5, 20, siblings=3, sharpness=1.5
     )
-    for shape in (trees.parse(text), trees.parse("jetspec:3x5x20:sharpness=1.5")):
+    for shape in (
+        trees.parse(text),
+        trees.parse("jetspec:3x5x20:sharpness=1.5"),
+        Expand(3, 2, 4, gain=1e-5, sharpness=np.float32(2)),
+    ):
         assert trees.parse(str(shape)) == shape
     unwritten = Expand(5, 2, 6, siblings=3)
     assert str(unwritten) == repr(unwritten)

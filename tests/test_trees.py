@@ -67,6 +67,26 @@ def test_static_and_dynamic_trees_have_the_same_depths_ancestors_and_paths():
     assert (wide[:, :4] == path).all()
 
 
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5, 8, 9, 17])
+def test_dynamic_ancestors_are_found_at_any_depth_and_by_row(nodes):
+    """A chain, a tree that was drawn, and a node that has no parent beside the root."""
+    generator = np.random.default_rng(nodes)
+    drawn = [-1, *(int(generator.integers(n + 1)) for n in range(nodes - 1))]
+    other = [*range(-1, nodes - 2), -1][:nodes] if nodes > 1 else [-1]
+    parents = np.asarray([[*range(-1, nodes - 1)], drawn, other], np.int32)
+    free = Draft(
+        start=jnp.zeros(3, jnp.int32), tokens=jnp.zeros((3, nodes), jnp.int32), parent=parents
+    )
+    wanted = np.zeros((3, nodes, nodes), bool)
+    for row in range(3):
+        for node in range(nodes):
+            above = node
+            while above >= 0:
+                wanted[row, above, node] = True
+                above = parents[row, above]
+    assert (np.asarray(trees.ancestors(free)) == wanted).all()
+
+
 def test_a_path_is_as_long_as_the_deepest_candidate_of_a_chain_with_passengers():
     chain = Draft(
         start=jnp.zeros(2, jnp.int32),

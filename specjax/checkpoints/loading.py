@@ -17,6 +17,7 @@ from ..models.files import read_json
 from ..models.lm import LM
 from ..models.model_folder import fingerprint, folder_of, name_of
 from ..models.seq2seq.encoder_inputs import encodes
+from ..trees.grown import SETTINGS
 from ..trees.topology import Topology, as_topology
 from ..types import Drafter, HeadTarget, PyTree
 from . import eagle, kangaroo, masks
@@ -233,7 +234,7 @@ def _read(folder: Path, target: LM, shape: Topology | None) -> tuple[Drafter, Py
     drafter = _with_trained_depth(drafter, own)
     if shape is None and (tree := own.get("tree")):
         shape = as_topology(tree)
-        if more := {name: own[name] for name in ("gain", "branch", "siblings") if name in own}:
+        if more := {name: own[name] for name in (*SETTINGS, "siblings") if name in own}:
             shape = dataclasses.replace(shape, **more)
     if shape is not None:
         drafter = drafter.with_topology(shape)

@@ -3,7 +3,7 @@
 Beside what a layout prescribes, ``config.json`` gets a key ``"specjax"`` that other readers ignore.
 It holds ``target_fingerprint`` (of the target for which the drafter was trained), ``tree`` (what to
 draft, unless that is a plain chain of all heads: a list of parents, ``"beams:4x5"``, or
-``"expand:3x2x5"`` with ``gain``, ``branch`` and ``siblings``), ``trained_depth`` (how many tokens
+``"expand:3x2x5"`` with the other fields of ``trees.Expand`` as keys), ``trained_depth`` (how many tokens
 after the root the heads were trained to draft), and what the layout has no key for.
 """
 
@@ -138,9 +138,7 @@ def _tree_entry(shape: Topology) -> dict:
     if isinstance(shape, Beams):
         return {"tree": f"beams:{shape.width}x{shape.depth}"}
     if isinstance(shape, Expand):
-        words = {"tree": f"expand:{shape.width}x{shape.depth}x{shape.nodes}"}
-        more = {"gain": shape.gain, "branch": shape.branch, "siblings": shape.siblings}
-        return words | {name: value for name, value in more.items() if value}
+        return {"tree": f"expand:{shape.width}x{shape.depth}x{shape.nodes}", **shape.settings}
     raise ValueError(
         f"topology={shape}: it is for measuring only; give the drafter the tree that it is to "
         "draft, then save it"

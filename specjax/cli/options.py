@@ -61,7 +61,7 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "--tree",
         help="the shape of the draft instead of a chain: 3x2x1 (the number of children at each "
         "depth), expand:8x4x24 (a tree that the drafter grows: width, depth, nodes), "
-        "expand:8x4x24:sharpness=2 (accepted more often at temperature 0), "
+        "expand:8x4x24:sharpness=2 (by sharper laws at temperature 0), "
         "jetspec:7x15x62 (children, depth, nodes), chain:4, "
         "comb:3x6 (a chain of 6 tokens with 2 more beside each, for a cascade), or a "
         ".json file of parents or paths",

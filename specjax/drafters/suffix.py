@@ -48,7 +48,8 @@ class Suffix(IndexedDrafter):
       longest, occurrences, block: see ``IndexedDrafter``.
 
     Raises:
-      ValueError: a setting is out of range, or the tree is neither a chain nor ``trees.Expand``.
+      ValueError: a setting is out of range, or the tree is neither a chain nor ``trees.Expand``
+        without settings beside its sizes.
     """
 
     num_draft: int = 16
@@ -65,13 +66,10 @@ class Suffix(IndexedDrafter):
             raise ValueError(f"Suffix(num_draft={self.num_draft}): must be at least 1")
         shape = self.topology or trees.chain(self.num_draft)
         chain = isinstance(shape, trees.Tree) and shape.is_chain
-        sized = isinstance(shape, trees.Expand) and not (
-            shape.branch or shape.siblings or shape.sharpness != 1
-        )
-        if not (chain or sized):
+        if not chain and (not isinstance(shape, trees.Expand) or shape.settings):
             raise ValueError(
                 f"Suffix(topology={shape}): the text says how a tree grows; give a chain, or "
-                "trees.Expand(width, depth, nodes) without branch, siblings and sharpness"
+                "trees.Expand(width, depth, nodes) without further settings"
             )
         if not (0 <= self.min_probability <= 1 and self.factor >= 0):
             raise ValueError(

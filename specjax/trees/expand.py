@@ -244,9 +244,11 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
     where = jnp.zeros((batch, 1), jnp.int32)  # of the nodes gone on with: in those three
     above = parent  # their parents, counted among themselves
     alive, ends = context.budget > 0, thresholds(context)
-    # whether a row may draft less than all of its nodes; if not, no pass is left out or made narrow
-    may_stop = bool(gain or branch or ends)
-    may_stop |= least_value is not None or context.width is not None
+    # Whether a row is expected to lack nodes at times: then passes that no row wants are left out, and
+    # the target's is as narrow as it can be. Otherwise the nodes that a row may still lack, below
+    # fewer tokens than children, are scored as those of static trees are.
+    may_lack = bool(gain or branch or ends) or context.sampling.adjusts
+    may_lack |= any(x is not None for x in (least_value, context.width, context.noise))
     path = jnp.ones((batch, 1))  # of those of the last depth: see `is_sure`
     for depth in range(topology.depth):
         wide = 1 if depth == 0 else width
@@ -256,7 +258,7 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
             tokens=jnp.take_along_axis(tokens, where, axis=1),
             parent=above,
         )
-        wanted = jnp.any(alive) if may_stop else True
+        wanted = jnp.any(alive) if may_lack else True
         step = functools.partial(level, since=since)
         logits, carry = if_wanted(step, depth, context.width, carry, grown, wanted)
         here = where[:, since:]
@@ -270,7 +272,7 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
         best = drawing.best(logits, children)
         said = jax.nn.log_softmax(_sharpened(logits, sharpness, context), axis=-1)
         worth = jnp.take_along_axis(said, jnp.maximum(best, 0), axis=2)
-        worth = jnp.where(best < 0, -jnp.inf, worth)
+        worth = jnp.where((best >= 0) & (worth <= 0), worth, -jnp.inf)  # not NaN either
         if branch:
             opens = (jnp.arange(children) == 0) | (worth >= np.log(branch))
             worth = jnp.where(opens, worth, -jnp.inf)
@@ -309,13 +311,14 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
     rank = rank.at[rows, kept].set(jnp.arange(topology.num_nodes, dtype=jnp.int32))
     parent = jnp.take_along_axis(rank, jnp.take_along_axis(parent, kept, axis=1), axis=1)
     real = jnp.take_along_axis(value, kept, axis=1)[:, 1:] > -jnp.inf
+    chosen = jnp.where(real, jnp.take_along_axis(tokens, kept, axis=1)[:, 1:], -1)
     draft = trees.tree_draft(
         context,
-        jnp.take_along_axis(tokens, kept, axis=1)[:, 1:],
+        chosen,
         # what is no path hangs below the root, the others before it
         jnp.concatenate([jnp.full((batch, 1), -1), jnp.where(real, parent[:, 1:], ROOT)], axis=1),
-        scored=real if may_stop else None,
-        candidate=real,
+        scored=real if may_lack else None,
+        candidate=real if may_lack else None,
         deepest=topology.depth,
     )
     looked = jnp.full(tokens.shape, -1, jnp.int32)

@@ -9,6 +9,7 @@ import dataclasses
 import math
 
 MOST_NODES = 1024  # of a draft, and of the candidates while one is grown: masks are [N, N]
+SHARPEST = 1000  # so that no logit that was finite overflows
 SETTINGS = {"gain": float, "branch": float, "sharpness": float}  # of ``Expand``, as texts name them
 
 
@@ -45,7 +46,7 @@ class Expand:
       siblings: K; above 0, a path is extended by its K best tokens instead of ``width``, and the
         value by which a path is kept is that of the path without its last token; see
         ``whole_families``. 0: it is the path's own value.
-      sharpness: at least 1; in rows at temperature 0, logits are multiplied by it before they give
+      sharpness: from 1 to ``SHARPEST``; in rows at temperature 0, logits are multiplied by it before they give
         the probabilities that ``branch`` is about and of which values are products. There a token
         is accepted if the target finds it most probable, which happens more often than the
         drafter's law gives it; ``docs/concepts/trees.md`` says how much more is accepted. 1, the
@@ -69,10 +70,10 @@ class Expand:
     sharpness: float = 1.0
 
     def __post_init__(self):
-        if not 1 <= self.sharpness < math.inf:
-            raise ValueError(f"{self!r}: sharpness is a number from 1 on")
-        if min(self.width, self.depth, self.nodes) < 1 or self.gain < 0:
+        if min(self.width, self.depth, self.nodes) < 1 or not 0 <= self.gain < math.inf:
             raise ValueError(f"{self}: width, depth and nodes must be at least 1, gain at least 0")
+        if not 1 <= self.sharpness <= SHARPEST:
+            raise ValueError(f"{self}: sharpness is a number from 1 to {SHARPEST}")
         if not 0 <= self.branch <= 1:
             raise ValueError(f"{self}: branch is a probability, from 0 to 1")
         if self.siblings < 0 or (self.siblings and self.gain):
@@ -95,8 +96,7 @@ class Expand:
 
     def __str__(self) -> str:
         """As ``parse`` reads it, where it can be written so."""
-        own = {f.name: f.default for f in dataclasses.fields(self) if f.name in SETTINGS}
-        given = {name: getattr(self, name) for name in own if getattr(self, name) != own[name]}
+        given = {name: float(value) for name, value in self.settings.items() if name in SETTINGS}
         words = [f"{name}={value!r}".removesuffix(".0") for name, value in given.items()]
         settings = f":{','.join(words)}" if words else ""
         if not self.siblings:
@@ -105,6 +105,13 @@ class Expand:
         if self.width != max(1, families - 1) or self.depth > families:
             return repr(self)
         return f"jetspec:{self.siblings}x{self.depth}x{self.nodes}{settings}"
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The fields beside the sizes that are not as they are by default, by their names."""
+        usual = {f.name: f.default for f in dataclasses.fields(self)}
+        given = {name: getattr(self, name) for name in (*SETTINGS, "siblings")}
+        return {name: value for name, value in given.items() if value != usual[name]}
 
     @property
     def num_nodes(self) -> int:

@@ -210,10 +210,12 @@ def max_depth(draft: Draft) -> int:
 
 def ancestors(draft: Draft) -> jax.Array:
     """Returns bool ``[1 or B, N, N]``: entry ``[b, m, n]`` tells whether node ``m`` is ``n`` or an
-    ancestor of ``n``."""
+    ancestor of ``n``. A node whose parent is -1 has none; the passes of drafters may have several.
+    """
     if draft.topology is not None:
         return jnp.asarray(_static(draft.topology)[0])[None]
-    above = jnp.maximum(parents(draft), ROOT)  # each node's ancestor, 1, 2, 4 ... levels up
+    above = parents(draft)  # each node's ancestor, 1, 2, 4 ... levels up; above a root itself
+    above = jnp.where(above < 0, jnp.arange(draft.num_nodes), above)
     reach = jnp.broadcast_to(jnp.eye(draft.num_nodes, dtype=bool), (*above.shape, draft.num_nodes))
     for _ in range((draft.num_nodes - 1).bit_length()):  # paths double in length
         reach |= jnp.take_along_axis(reach, above[:, None, :], axis=2)

@@ -22,6 +22,7 @@ from .._internal.named_settings import parse_settings
 from .grown import SETTINGS, Beams, Expand, Follow, bounded, whole_families
 from .ops import chain_parents, check_parents, whole
 
+GROWN = ("expand", "jetspec")  # settings may follow the sizes of these, for ``parse``
 # numbers after the colon, for ``parse``
 SIZES = {"chain": 1, "expand": 3, "jetspec": 3, "beams": 2, "comb": 2}
 
@@ -212,12 +213,10 @@ def parse(text: str, argument: str = "tree") -> Topology:
     Raises:
       ValueError: the text or the file describes no tree.
     """
-    sizes_text, _, settings_text = text.rpartition(":") if "=" in text else (text, "", "")
-    kind, _, numbers = sizes_text.rpartition(":")
-    settings = {}
-    if settings_text and not names_file(text):
-        known = SETTINGS if kind in ("expand", "jetspec") else {}
-        settings = parse_settings(f"{argument}={text!r}", settings_text, kind or numbers, known)
+    kind, _, numbers = text.rpartition(":")
+    settings, after = {}, []
+    if kind.startswith(GROWN):
+        kind, numbers, *after = text.split(":", 2)
     try:
         if names_file(text):
             given = json.loads(Path(text).read_text())
@@ -228,6 +227,8 @@ def parse(text: str, argument: str = "tree") -> Topology:
         if not all(word.isdigit() for word in words):
             raise ValueError("sizes must be whole numbers with one x between two of them")
         sizes = [int(word) for word in words]
+        if after:
+            settings = parse_settings("settings", *after, kind, SETTINGS)
         if len(sizes) != SIZES.get(kind, len(sizes)):
             raise ValueError(f"{kind}: takes {counted(SIZES[kind], 'size')}, and not {len(sizes)}")
         if kind == "chain":
