@@ -83,6 +83,28 @@ def test_argmax_is_the_first_of_the_greatest_and_none_where_that_is_not_finite(s
 
 
 @needs_kernels
+@pytest.mark.parametrize(("size", "count"), [(1, 1), (5, 5), (33, 2), (2048, 3), (50_000, 64)])
+def test_the_likeliest_are_those_of_xla_with_their_logarithms(size, count):
+    """In descending order, the first of equal ones first; none in rows that hold no law."""
+    x = np.round(3 * normal(3, 4, size), 1)  # with ties
+    x[0, 0, 0] = x[1, 0, : size - size // 3] = -np.inf
+    x[2, 1, size // 2], x[2, 2, -1], x[2, 3] = np.inf, np.nan, -np.inf
+    index, said = map(np.asarray, jax.jit(lambda x: calls.likeliest(x, count))(x))
+    wanted, logs = map(np.asarray, jax.jit(lambda x: XlaBackend().likeliest(x, count))(x))
+    assert index.tolist() == wanted.tolist()
+    np.testing.assert_allclose(said, logs, rtol=2e-6, atol=2e-6)
+    assert (index[2, 1:] == -1).all() and (said[2, 1:] == -np.inf).all()
+    order = np.argsort(-x[0, 1:], axis=-1, kind="stable")[:, :count]
+    assert (index[0, 1:] == order).all()  # in NumPy, too
+    law = np.exp(x[0, 1:].astype(np.float64))
+    law /= law.sum(axis=-1, keepdims=True)
+    at_best = np.take_along_axis(law, order, axis=-1)
+    np.testing.assert_allclose(np.exp(said[0, 1:]), at_best, rtol=2e-5)
+    over = jax.vmap(lambda x: calls.likeliest(x, count), in_axes=1, out_axes=1)(x)
+    assert (over[0] == index).all() and (over[1] == said).all()
+
+
+@needs_kernels
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_rows_of_a_table_as_columns_and_copies_are_those_of_xla_with_their_derivatives(dtype):
     table, index = jnp.asarray(normal(50, 24), dtype), jnp.asarray([3, -1, 77, 0])

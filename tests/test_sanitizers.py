@@ -39,6 +39,7 @@ halves = jnp.asarray(t.normal(70, 9), jnp.bfloat16)
 calls.dots((halves[:5], halves), jnp.asarray(t.normal(9, 4)))
 for size in (1, 5, 16, 33, 50_000):
     calls.argmax(jnp.asarray(t.normal(3, size)))
+    calls.likeliest(jnp.asarray(t.normal(3, size)), min(size, 7))
 for case in t.CASES + t.WIDE_CASES[:5]:
     query, key, value, mask, prefix, length = t.attention_case(*case)
     t.kernel_attention(query, *prefix, key, value, mask, length)

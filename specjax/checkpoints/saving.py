@@ -3,8 +3,8 @@
 Beside what a layout prescribes, ``config.json`` gets a key ``"specjax"`` that other readers ignore.
 It holds ``target_fingerprint`` (of the target for which the drafter was trained), ``tree`` (what to
 draft, unless that is a plain chain of all heads: a list of parents, ``"beams:4x5"``, or
-``"expand:3x2x5"`` with the other fields of ``trees.Expand`` as keys), ``trained_depth`` (how many tokens
-after the root the heads were trained to draft), and what the layout has no key for.
+``"expand:3x2x5"`` with the other fields of ``trees.Expand`` as keys), ``trained_depth`` (how many
+tokens after the root the heads were trained to draft), and what the layout has no key for.
 """
 
 from __future__ import annotations

@@ -113,6 +113,14 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
+    def likeliest(self, x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+        """Indices of the ``count`` greatest numbers over the last axis, int32, in descending order,
+        the first of equal ones first; and ``log_softmax(x)`` there, float32.
+
+        -1 and -inf where a number is not finite, and for all where a number is NaN or +inf.
+        """
+
+    @abc.abstractmethod
     def norm(
         self,
         x: jax.Array,

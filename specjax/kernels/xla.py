@@ -74,6 +74,33 @@ class XlaBackend(Backend):
         offset = first_true(inside == best)
         return jnp.where(jnp.isfinite(best)[..., 0], block * (size // count) + offset, -1)
 
+    def likeliest(self, x, count):
+        return with_logarithms(x, best_by_blocks(x, count)[1])
+
+
+def with_logarithms(x: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns what ``Backend.likeliest`` does, of its indices."""
+    said = jnp.take_along_axis(jax.nn.log_softmax(x, axis=-1), jnp.maximum(index, 0), axis=-1)
+    real = (index >= 0) & (said <= 0)  # no NaN
+    return jnp.where(real, index, -1), jnp.where(real, said, -jnp.inf)
+
+
+def best_by_blocks(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the ``count`` greatest numbers over the last axis and their indices, in descending
+    order; of numbers that are not finite the index is -1."""
+    size = x.shape[-1]
+    blocks = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
+    if blocks > count:
+        width = size // blocks
+        parts = x.reshape(*x.shape[:-1], blocks, width)
+        high = jnp.sort(jax.lax.top_k(jnp.max(parts, axis=-1), count)[1], axis=-1)
+        inside = jnp.take_along_axis(parts, high[..., None], axis=-2)
+        values, where = jax.lax.top_k(inside.reshape(*x.shape[:-1], -1), count)
+        index = jnp.take_along_axis(high, where // width, axis=-1) * width + where % width
+    else:
+        values, index = jax.lax.top_k(x, count)
+    return values, jnp.where(jnp.isfinite(values), index, -1).astype(jnp.int32)
+
 
 def first_true(found: jax.Array) -> jax.Array:
     """int32, the first true position over the last axis; 0 where there is none."""

@@ -6,13 +6,11 @@ the whole vocabulary. If the vocabulary is split over devices, each device proce
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 
 from .. import kernels, sharding
-from ..kernels.xla import first_true
+from ..kernels.xla import best_by_blocks, first_true, with_logarithms
 from ..sharding import DATA, MODEL
 
 
@@ -64,16 +62,12 @@ def best(x: jax.Array, count: int) -> jax.Array:
     """
     if count == 1:
         return argmax(x)[..., None]
-    if count > x.shape[-1]:
-        raise ValueError(
-            f"a tree node with {count} children needs the {count} most probable tokens, and the "
-            f"vocabulary has {x.shape[-1]}: take a narrower tree"
-        )
+    _check_count(x, count)
     if not sharding.divides(MODEL, x.shape[-1]) or count > x.shape[-1] // sharding.size(MODEL):
-        return _best(x, count)[1]
+        return best_by_blocks(x, count)[1]
 
     def own(x):
-        values, index = _best(x, count)
+        values, index = best_by_blocks(x, count)
         index = jnp.where(index < 0, -1, index + jax.lax.axis_index(MODEL) * x.shape[-1])
         values, index = jax.lax.all_gather((values, index), MODEL, axis=-2)
         values, index = (y.reshape(*x.shape[:-1], -1) for y in (values, index))
@@ -83,20 +77,33 @@ def best(x: jax.Array, count: int) -> jax.Array:
     return sharding.locally(own, [(*rows, MODEL)], (*rows, None))(x)
 
 
-def _best(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the ``count`` greatest numbers and their indices, on one device."""
-    size = x.shape[-1]
-    blocks = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
-    if blocks > count:
-        width = size // blocks
-        parts = x.reshape(*x.shape[:-1], blocks, width)
-        high = jnp.sort(jax.lax.top_k(jnp.max(parts, axis=-1), count)[1], axis=-1)
-        inside = jnp.take_along_axis(parts, high[..., None], axis=-2)
-        values, where = jax.lax.top_k(inside.reshape(*x.shape[:-1], -1), count)
-        index = jnp.take_along_axis(high, where // width, axis=-1) * width + where % width
-    else:
-        values, index = jax.lax.top_k(x, count)
-    return values, jnp.where(jnp.isfinite(values), index, -1).astype(jnp.int32)
+def likeliest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """Returns what ``best`` does, and the logarithms of the probabilities there.
+
+    Args:
+      x: logits float ``[..., V]``.
+      count: at least 1.
+
+    Returns:
+      int32 ``[..., count]`` and ``log_softmax(x)`` there, in nats, float32 ``[..., count]``; -1 and
+      -inf where a logit is not finite, and in the whole row where one is NaN or +inf.
+
+    Raises:
+      ValueError: ``count`` is greater than V.
+    """
+    if sharding.divides(MODEL, x.shape[-1]):
+        return with_logarithms(x, best(x, count))
+    _check_count(x, count)
+    return kernels.current().likeliest(x, count)
+
+
+def _check_count(x: jax.Array, count: int) -> None:
+    """Raises ``ValueError`` if there are fewer than ``count`` numbers in a row."""
+    if count > x.shape[-1]:
+        raise ValueError(
+            f"a tree node with {count} children needs the {count} most probable tokens, and the "
+            f"vocabulary has {x.shape[-1]}: take a narrower tree"
+        )
 
 
 def greatest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:

@@ -244,9 +244,9 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
     where = jnp.zeros((batch, 1), jnp.int32)  # of the nodes gone on with: in those three
     above = parent  # their parents, counted among themselves
     alive, ends = context.budget > 0, thresholds(context)
-    # Whether a row is expected to lack nodes at times: then passes that no row wants are left out, and
-    # the target's is as narrow as it can be. Otherwise the nodes that a row may still lack, below
-    # fewer tokens than children, are scored as those of static trees are.
+    # Whether a row is expected to lack nodes at times: then passes that no row wants are left out,
+    # and the target's is as narrow as it can be. Otherwise the nodes that a row may still lack,
+    # below fewer tokens than children, are scored as those of static trees are.
     may_lack = bool(gain or branch or ends) or context.sampling.adjusts
     may_lack |= any(x is not None for x in (least_value, context.width, context.noise))
     path = jnp.ones((batch, 1))  # of those of the last depth: see `is_sure`
@@ -269,10 +269,7 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
             alive &= jnp.any(on & real, axis=1)
             going &= jnp.any(stays & real, axis=1)
         logits = scores(context, grown, since, logits, words)
-        best = drawing.best(logits, children)
-        said = jax.nn.log_softmax(_sharpened(logits, sharpness, context), axis=-1)
-        worth = jnp.take_along_axis(said, jnp.maximum(best, 0), axis=2)
-        worth = jnp.where((best >= 0) & (worth <= 0), worth, -jnp.inf)  # not NaN either
+        best, worth = drawing.likeliest(_sharpened(logits, sharpness, context), children)
         if branch:
             opens = (jnp.arange(children) == 0) | (worth >= np.log(branch))
             worth = jnp.where(opens, worth, -jnp.inf)

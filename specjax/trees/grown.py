@@ -46,11 +46,11 @@ class Expand:
       siblings: K; above 0, a path is extended by its K best tokens instead of ``width``, and the
         value by which a path is kept is that of the path without its last token; see
         ``whole_families``. 0: it is the path's own value.
-      sharpness: from 1 to ``SHARPEST``; in rows at temperature 0, logits are multiplied by it before they give
-        the probabilities that ``branch`` is about and of which values are products. There a token
-        is accepted if the target finds it most probable, which happens more often than the
-        drafter's law gives it; ``docs/concepts/trees.md`` says how much more is accepted. 1, the
-        default: values are those of the papers.
+      sharpness: from 1 to ``SHARPEST``; in rows at temperature 0, logits are multiplied by it
+        before they give the probabilities that ``branch`` is about and of which values are
+        products. There a token is accepted if the target finds it most probable, which happens
+        more often than the drafter's law gives it; ``docs/concepts/trees.md`` says how much more
+        is accepted. 1, the default: values are those of the papers.
 
     References: EAGLE-2, arXiv 2406.16858 (``gain=0``); OPT-Tree, arXiv 2406.17276 (``gain > 0``);
     LLMCad, arXiv 2309.04255, section 3 (``branch=0.3``); JetSpec, arXiv 2606.18394 (``siblings``);

@@ -18,6 +18,7 @@ from . import calls, library, quantized_calls
 log = logging.getLogger("specjax")
 
 MOST_COLUMNS_NORMED = 512  # beyond, XLA uses several threads
+MOST_LIKELIEST = 64  # they are kept in order while a row is read, one by one
 # what is said once a process where products are slower than they could be
 FEW_BITS_WIDENED = (
     "weights in 8 and 4 bits are widened to floats for each product: this processor, or the "
@@ -132,6 +133,10 @@ class CpuBackend(XlaCpuBackend):
 
     def argmax(self, x):
         return calls.argmax(x) if x.dtype == jnp.float32 else super().argmax(x)
+
+    def likeliest(self, x, count):
+        fits = x.dtype == jnp.float32 and count <= MOST_LIKELIEST
+        return calls.likeliest(x, count) if fits else super().likeliest(x, count)
 
     def matrix_dtype(self, stored, dtype):
         """What a checkpoint holds in bfloat16 stays so: half of the bytes are read, and the

@@ -303,6 +303,20 @@ def argmax(x: jax.Array) -> jax.Array:
     return call(jax.lax.stop_gradient(x))
 
 
+def likeliest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The indices of the ``count`` greatest of ``x`` float32 over its last axis, int32, and the
+    logarithms of their probabilities, float32, see ``Backend.likeliest``.
+
+    Raises:
+      ValueError: another type.
+    """
+    check_types(x=x)
+    shape = (*x.shape[:-1], count)
+    shapes = jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
+    call = jax.ffi.ffi_call("specjax_likeliest", shapes, vmap_method="broadcast_all")
+    return tuple(call(jax.lax.stop_gradient(x)))
+
+
 @jax.custom_jvp
 def columns(table: jax.Array, index: jax.Array) -> jax.Array:
     """Rows ``index`` int32 ``[n]`` of ``table`` ``[V, H]``, float32 or bfloat16, as columns,

@@ -6,6 +6,7 @@
 #include "activation.h"
 #include "amx.h"
 #include "argmax.h"
+#include "likeliest.h"
 #include "many_columns.h"
 #include "norm.h"
 #include "products.h"
@@ -14,6 +15,7 @@
 KERNEL(SpecjaxArgmax, Argmax)
 KERNEL(SpecjaxColumns, Columns)
 KERNEL(SpecjaxCopy, Copy)
+KERNEL(SpecjaxLikeliest, LikeliestTokens)
 KERNEL(SpecjaxManyProducts, ManyProducts, "transpose_out")
 KERNEL(SpecjaxNorm, (Norm<float, kF32>), "eps", "centered", "plus_one")
 KERNEL(SpecjaxProducts, Products, "transpose_out")

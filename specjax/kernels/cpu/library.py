@@ -24,6 +24,7 @@ SYMBOLS = {
         "specjax_attention": "SpecjaxAttention",
         "specjax_columns": "SpecjaxColumns",
         "specjax_copy": "SpecjaxCopy",
+        "specjax_likeliest": "SpecjaxLikeliest",
         "specjax_many_products": "SpecjaxManyProducts",
         "specjax_norm": "SpecjaxNorm",
         "specjax_products": "SpecjaxProducts",
