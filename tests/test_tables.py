@@ -329,7 +329,7 @@ def test_fault_a_table_whose_texts_run_into_each_other(monkeypatch):
 def test_tables_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="trees.Expand"):
         Suffix(topology=trees.branching(2, 2))
-    with pytest.raises(ValueError, match="without branch and siblings"):
+    with pytest.raises(ValueError, match="without further settings"):
         Suffix(topology=trees.whole_families(2, 2, 3))
     with pytest.raises(ValueError, match="at least 1"):
         Suffix(longest=0)

@@ -228,7 +228,7 @@ def parse(text: str, argument: str = "tree") -> Topology:
             raise ValueError("sizes must be whole numbers with one x between two of them")
         sizes = [int(word) for word in words]
         if after:
-            settings = parse_settings("settings", *after, kind, SETTINGS)
+            settings = parse_settings("settings", after[0], kind, SETTINGS)
         if len(sizes) != SIZES.get(kind, len(sizes)):
             raise ValueError(f"{kind}: takes {counted(SIZES[kind], 'size')}, and not {len(sizes)}")
         if kind == "chain":
