@@ -4,6 +4,8 @@
 
 #include "kernels_alone.h"
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 
 // Products of one weight, of `arrays`, that stands for `numbers` [out, in], with up to as many
@@ -282,6 +284,37 @@ void Argmaxes() {
   }
 }
 
+void Likeliests() {
+  for (int64_t size : {1, 2, 3, 7, 15, 16, 17, 33, 1025, 20'000}) {
+    for (int64_t most : {1, 3, 64}) {
+      const int64_t rows = 8, count = std::min(size, most);
+      Array x(F32, {rows, size}, Whole(rows * size, -9, 9)), index(S32, {rows, count}), said(F32, {rows, count});
+      x.Put(5 * size + size / 2, NAN), x.Put(6 * size + size - 1, INFINITY);
+      for (int64_t i = 0; i < size; i += 2) x.Put(7 * size + size - 1 - i, -INFINITY);
+      Call("SpecjaxLikeliest", {&x}, {&index, &said}, {});
+      bool right = true, near = true;
+      for (int64_t r = 0; r < rows; ++r) {
+        std::vector<int64_t> order(size);
+        double total = 0;
+        for (int64_t i = 0; i < size; ++i) order[i] = i, total += std::exp(double(x.At(r * size + i)));
+        if (std::isfinite(total))
+          std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+            return x.At(r * size + a) > x.At(r * size + b);
+          });
+        for (int64_t k = 0; k < count; ++k) {
+          const double number = x.At(r * size + order[k]), wanted = number - std::log(total);
+          const bool real = std::isfinite(total) && std::isfinite(number);
+          right &= index.At(r * count + k) == (real ? order[k] : -1);
+          near &= real ? std::fabs(said.At(r * count + k) - wanted) < 1e-4 : std::isinf(said.At(r * count + k));
+        }
+      }
+      const std::string where = std::to_string(count) + " likeliest of " + std::to_string(size);
+      Check(right, where);
+      Check(near, where + ": logarithms");
+    }
+  }
+}
+
 int main(int count, char** names) {
   for (int i = 1; i < count; ++i) {
     libraries.push_back(dlopen(names[i], RTLD_NOW));
@@ -292,6 +325,7 @@ int main(int count, char** names) {
   AllAttention();
   AllNorms();
   Argmaxes();
+  Likeliests();
   std::printf("%d comparisons, %d wrong\n", comparisons, failures);
   return failures > 0;
 }

@@ -150,7 +150,14 @@ def test_drawing_and_the_argmax_of_parts_are_those_of_the_whole():
         np.testing.assert_array_equal(jax.jit(drawing.argmax)(x), first)
         np.testing.assert_array_equal(jax.jit(drawing.draw)(weights, level), one)
         parts = jax.jit(lambda x: drawing.best(x, 5))(x)
+        ill = x.copy()
+        ill[1, 0, 50], ill[1, 1, 3] = np.nan, np.inf
+        index, said = jax.jit(lambda x: drawing.likeliest(x, 5))(ill)
     np.testing.assert_array_equal(parts, drawing.best(x, 5))  # equal numbers: the first
+    wanted, logs = drawing.likeliest(ill, 5)
+    np.testing.assert_array_equal(index, wanted)
+    np.testing.assert_allclose(said, logs, rtol=2e-6, atol=2e-6)
+    assert (wanted[1, :2] == -1).all() and (wanted[0, 1] == -1).all() and (wanted[2] >= 0).all()
 
 
 # ------------------------------------------------------------------- parts, and nothing more

@@ -200,6 +200,7 @@ def test_a_saved_drafter_is_loaded_again_as_it_was(case, target, tmp_path):
         trees.Expand(3, 2, 5),
         trees.Expand(3, 2, 5, gain=0.125, branch=0.25, sharpness=2.0),
         trees.Expand(3, 2, 5, siblings=2),
+        trees.Expand(1, 2, 6, siblings=5, sharpness=np.float32(1.5)),
         trees.branching(2, 1),
         trees.chain(2),
     ],

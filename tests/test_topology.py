@@ -134,7 +134,7 @@ def test_a_sharpened_tree_holds_the_most_probable_paths_by_sharpened_laws():
 
 def test_a_tree_that_lacks_no_nodes_is_verified_in_one_width():
     """``scored`` is None then, and the pass needs no branches for fewer nodes."""
-    bias = np.where(np.arange(VOCAB) < 2, 0.0, -np.inf).astype(np.float32)
+    bias = np.where(np.arange(VOCAB) == 2, 0.0, -np.inf).astype(np.float32)
     banned = Sampling(temperature=0.0, logit_bias=bias).rows(len(PROMPTS))
     for shape, how, lacks in (
         (Expand(3, 3, 8), {}, False),
@@ -143,17 +143,21 @@ def test_a_tree_that_lacks_no_nodes_is_verified_in_one_width():
     ):
         draft = drafted(DraftModel(model=MODEL, topology=shape), context(**how))
         assert (draft.scored is not None) == lacks
-        if how:  # two tokens may be drafted: of three children one is no path
-            assert {token for path in paths(draft, 0) for token in path} == {0, 1}
-            assert draft.scored[0].tolist() == draft.candidate[0].tolist()
+        if how:  # one token may be drafted
+            for row in range(len(PROMPTS)):
+                assert {*paths(draft, row)} == {(2,), (2, 2), (2, 2, 2)}
+                there = np.asarray(draft.tokens)[row, 1:] == 2
+                assert there.tolist() == draft.scored[row, 1:].tolist()
+                assert there.sum() == 3 and (np.asarray(draft.tokens)[row, 1:][~there] == -1).all()
 
 
 def test_nothing_is_drafted_below_a_node_with_a_logit_that_is_no_number():
     shape, wide = Expand(2, 3, 5), jnp.zeros((len(PROMPTS), 1, VOCAB)).at[:, :, 3].set(1.0)
 
     def level(carry, grown, since):
-        ill = jnp.where(grown.tokens[:, since:, None] == 3, jnp.nan, 0.0)  # below token 3
-        return wide + ill.at[..., 1:].set(0.0), carry
+        ill = jnp.where(grown.tokens[:, since:] == 3, jnp.nan, 0.0)  # below token 3, one logit
+        said = jnp.broadcast_to(wide, (*ill.shape, VOCAB))
+        return said.at[:, :, 0].add(ill), carry
 
     draft, *_ = expand.expand(shape, context(), level, None)
     for row, prompt in enumerate(PROMPTS):

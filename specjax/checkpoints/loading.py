@@ -17,7 +17,7 @@ from ..models.files import read_json
 from ..models.lm import LM
 from ..models.model_folder import fingerprint, folder_of, name_of
 from ..models.seq2seq.encoder_inputs import encodes
-from ..trees.grown import SETTINGS
+from ..trees.grown import SETTINGS, Expand
 from ..trees.topology import Topology, as_topology
 from ..types import Drafter, HeadTarget, PyTree
 from . import eagle, kangaroo, masks
@@ -233,15 +233,26 @@ def _read(folder: Path, target: LM, shape: Topology | None) -> tuple[Drafter, Py
         )
     drafter = _with_trained_depth(drafter, own)
     if shape is None and (tree := own.get("tree")):
-        shape = as_topology(tree)
-        if more := {name: own[name] for name in (*SETTINGS, "siblings") if name in own}:
-            shape = dataclasses.replace(shape, **more)
+        more = {name: own[name] for name in (*SETTINGS, "siblings") if name in own}
+        shape = _grown(tree, more) if more else as_topology(tree)
     if shape is not None:
         drafter = drafter.with_topology(shape)
     if target.dtype == jnp.float32:
         params = kernels.of(target.params).store(params)
     params = kernels.of(params).settle(params)
     return drafter, params, fingerprint(tensors.files)
+
+
+def _grown(tree: str, settings: dict) -> Expand:
+    """The tree ``"expand:3x2x5"`` with further fields. Which sizes it may have depends on them."""
+    kind, _, sizes = str(tree).partition(":")
+    numbers = sizes.split("x")
+    if kind != "expand" or len(numbers) != 3 or not all(x.isdigit() for x in numbers):
+        raise ValueError(
+            f'config.json: "specjax" has {", ".join(settings)} beside "tree": {tree!r}; they '
+            'belong to a tree such as "expand:3x2x5"'
+        )
+    return Expand(*map(int, numbers), **settings)
 
 
 def _with_trained_depth(drafter: Drafter, own: dict) -> Drafter:

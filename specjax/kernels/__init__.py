@@ -1,4 +1,4 @@
-"""Products, attention and argmax, by whatever computes them best on the devices in use.
+"""Products, attention and the choice of tokens, by what computes them best on the devices in use.
 
 Every model and sampler asks ``current()`` for a ``Backend`` and calls its operations; no other
 package asks which processor it runs on. The backends are:

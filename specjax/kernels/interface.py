@@ -117,7 +117,8 @@ class Backend(abc.ABC):
         """Indices of the ``count`` greatest numbers over the last axis, int32, in descending order,
         the first of equal ones first; and ``log_softmax(x)`` there, float32.
 
-        -1 and -inf where a number is not finite, and for all where a number is NaN or +inf.
+        -1 and -inf where a number is not finite, and for all where a number is NaN or +inf. Nothing
+        is said of derivatives.
         """
 
     @abc.abstractmethod

@@ -75,12 +75,13 @@ class XlaBackend(Backend):
         return jnp.where(jnp.isfinite(best)[..., 0], block * (size // count) + offset, -1)
 
     def likeliest(self, x, count):
-        return with_logarithms(x, best_by_blocks(x, count)[1])
+        index = best_by_blocks(x, count)[1]
+        said = jax.nn.log_softmax(x.astype(jnp.float32), axis=-1)
+        return only_real(index, jnp.take_along_axis(said, jnp.maximum(index, 0), axis=-1))
 
 
-def with_logarithms(x: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns what ``Backend.likeliest`` does, of its indices."""
-    said = jnp.take_along_axis(jax.nn.log_softmax(x, axis=-1), jnp.maximum(index, 0), axis=-1)
+def only_real(index: jax.Array, said: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns indices and logarithms of probabilities, -1 and -inf where there is none of them."""
     real = (index >= 0) & (said <= 0)  # no NaN
     return jnp.where(real, index, -1), jnp.where(real, said, -jnp.inf)
 

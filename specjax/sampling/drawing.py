@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import kernels, sharding
-from ..kernels.xla import best_by_blocks, first_true, with_logarithms
+from ..kernels.xla import best_by_blocks, first_true, only_real
 from ..sharding import DATA, MODEL
 
 
@@ -91,10 +91,22 @@ def likeliest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     Raises:
       ValueError: ``count`` is greater than V.
     """
-    if sharding.divides(MODEL, x.shape[-1]):
-        return with_logarithms(x, best(x, count))
     _check_count(x, count)
-    return kernels.current().likeliest(x, count)
+    if not sharding.divides(MODEL, x.shape[-1]):
+        return kernels.current().likeliest(x, count)
+
+    def own(x, index):
+        x = x.astype(jnp.float32)
+        here = index - jax.lax.axis_index(MODEL) * x.shape[-1]
+        mine = (here >= 0) & (here < x.shape[-1])
+        at = jnp.take_along_axis(x, jnp.clip(here, 0, x.shape[-1] - 1), axis=-1)
+        top = jax.lax.pmax(jnp.max(x, axis=-1, keepdims=True), MODEL)
+        total = jax.lax.psum(jnp.sum(jnp.exp(x - top), axis=-1, keepdims=True), MODEL)
+        return jax.lax.psum(jnp.where(mine, at - top, 0), MODEL) - jnp.log(total)
+
+    rows, index = _rows_of(x), best(x, count)
+    specs = [(*rows, MODEL), (*rows, None)]
+    return only_real(index, sharding.locally(own, specs, (*rows, None))(x, index))
 
 
 def _check_count(x: jax.Array, count: int) -> None:

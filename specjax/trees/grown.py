@@ -9,7 +9,7 @@ import dataclasses
 import math
 
 MOST_NODES = 1024  # of a draft, and of the candidates while one is grown: masks are [N, N]
-SHARPEST = 1000  # so that no logit that was finite overflows
+SHARPEST = 1000  # finite logits of up to 1e35 stay finite
 SETTINGS = {"gain": float, "branch": float, "sharpness": float}  # of ``Expand``, as texts name them
 
 
@@ -48,9 +48,10 @@ class Expand:
         ``whole_families``. 0: it is the path's own value.
       sharpness: from 1 to ``SHARPEST``; in rows at temperature 0, logits are multiplied by it
         before they give the probabilities that ``branch`` is about and of which values are
-        products. There a token is accepted if the target finds it most probable, which happens
-        more often than the drafter's law gives it; ``docs/concepts/trees.md`` says how much more
-        is accepted. 1, the default: values are those of the papers.
+        products, unless the rule shares its noise. There a token is accepted if the target finds
+        it most probable, which happens more often than the drafter's law gives it;
+        ``docs/concepts/trees.md`` says how much more is accepted. 1, the default: values are
+        those of the papers.
 
     References: EAGLE-2, arXiv 2406.16858 (``gain=0``); OPT-Tree, arXiv 2406.17276 (``gain > 0``);
     LLMCad, arXiv 2309.04255, section 3 (``branch=0.3``); JetSpec, arXiv 2606.18394 (``siblings``);
@@ -96,7 +97,7 @@ class Expand:
 
     def __str__(self) -> str:
         """As ``parse`` reads it, where it can be written so."""
-        given = {name: float(value) for name, value in self.settings.items() if name in SETTINGS}
+        given = {name: value for name, value in self.settings.items() if name in SETTINGS}
         words = [f"{name}={value!r}".removesuffix(".0") for name, value in given.items()]
         settings = f":{','.join(words)}" if words else ""
         if not self.siblings:
@@ -110,7 +111,8 @@ class Expand:
     def settings(self) -> dict[str, float]:
         """The fields beside the sizes that are not as they are by default, by their names."""
         usual = {f.name: f.default for f in dataclasses.fields(self)}
-        given = {name: getattr(self, name) for name in (*SETTINGS, "siblings")}
+        given = {name: kind(getattr(self, name)) for name, kind in SETTINGS.items()}
+        given["siblings"] = int(self.siblings)
         return {name: value for name, value in given.items() if value != usual[name]}
 
     @property

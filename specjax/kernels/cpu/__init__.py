@@ -1,4 +1,5 @@
-"""CPU kernels in C++: products with a few columns, attention over a cache, norms, and argmax.
+"""CPU kernels in C++: products with a few columns, attention over a cache, norms, argmax,
+and the most probable tokens.
 
 XLA multiplies a matrix by 4 to 16 columns at half the speed at which it reads the matrix, because
 reading and multiplying take turns; these kernels overlap the two, so that scoring 8 tokens costs

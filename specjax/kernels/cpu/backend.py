@@ -34,7 +34,8 @@ _FLOAT32, _BFLOAT16, _FLOAT16 = map(jnp.dtype, ("float32", "bfloat16", "float16"
 
 
 class CpuBackend(XlaCpuBackend):
-    """Products, attention, norms and argmax by the library in C++, where shapes suit it.
+    """Products, attention, norms and the choice of tokens by the library in C++, where shapes suit
+    it.
 
     With activations in float32, weights may be float32, bfloat16, or of eight or four bits; with
     activations in bfloat16 or float16, weights are of the same type, or of eight or four bits.

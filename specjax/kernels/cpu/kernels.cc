@@ -1,5 +1,5 @@
-// Products of a weight matrix with columns, norms, argmax and small operations, for CPUs. The other
-// half of this library is attention.cc: both are compiled at the same time.
+// Products of a weight matrix with columns, norms, argmax, the most probable tokens and small
+// operations, for CPUs. The other half of this library is attention.cc: both are compiled at the same time.
 //
 // Every function is deterministic: which thread computes a row does not change it.
 
