@@ -99,6 +99,7 @@ QUICK = {
     "test_topology.py",
     "test_trace.py",
     "test_trace_page.py",
+    "test_tree_search.py",
     "test_windows.py",
     "models/test_families.py",
     "models/test_hf.py",

@@ -224,6 +224,10 @@ def parse(text: str, argument: str = "tree") -> Topology:
                 raise ValueError("the file holds no list")
             return from_paths(given) if given and isinstance(given[0], list) else Tree(tuple(given))
         words = numbers.split("x")
+        if "=" in numbers:
+            raise ValueError(
+                f"settings may follow the sizes of {' and '.join(GROWN)} alone, after a colon"
+            )
         if not all(word.isdigit() for word in words):
             raise ValueError("sizes must be whole numbers with one x between two of them")
         sizes = [int(word) for word in words]

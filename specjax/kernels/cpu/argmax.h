@@ -50,12 +50,7 @@ Problem Argmax(ThreadPool pool, In<kF32> x, Out<kS32> out) {
   const int64_t size = x.dims[x.rank - 1], rows = out.count();
   const float* from = x.data<float>();
   int32_t* to = out.data<int32_t>();
-  const auto row = [=](int64_t r) { to[r] = Greatest(from + r * size, size); };
-  if (rows * size < 200'000) {
-    for (int64_t r = 0; r < rows; ++r) row(r);
-  } else {
-    Parallel(pool, rows, row);
-  }
+  EachRow(pool, rows, size, 200'000, [=](int64_t r) { to[r] = Greatest(from + r * size, size); });
   return nullptr;
 }
 

@@ -8,8 +8,6 @@
 
 namespace {
 
-constexpr float kLog2E = 1.44269504088896341f;
-
 // `used` slots of the cache of one head of one row, then its own entries.
 template <typename T>
 struct Slots {

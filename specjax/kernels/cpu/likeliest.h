@@ -14,7 +14,6 @@ namespace {
 // number is infinite or none.
 void Likeliest(const float* x, int64_t n, int64_t k, int32_t* index, float* said) {
   constexpr float kInfinity = __builtin_inff();
-  constexpr float kPerLog2 = 1.44269504088896341f;
   std::fill_n(index, k, -1);
   std::fill_n(said, k, -kInfinity);  // the numbers themselves, in the first pass
   const auto meet = [=](float number, int64_t at) {
@@ -52,11 +51,11 @@ void Likeliest(const float* x, int64_t n, int64_t k, int32_t* index, float* said
     return;
   }
   Vec sums = {};
-  for (i = 0; i < rest; i += kLanes) sums += Weights((Load(x + i) - top) * kPerLog2, Vec{});
+  for (i = 0; i < rest; i += kLanes) sums += Weights((Load(x + i) - top) * kLog2E, Vec{});
   if (rest < n) {
     Vec last = All(-kInfinity);
     for (i = rest; i < n; ++i) last[i - rest] = x[i];
-    sums += Weights((last - top) * kPerLog2, Vec{});
+    sums += Weights((last - top) * kLog2E, Vec{});
   }
   float total = 0;
   for (int lane = 0; lane < kLanes; ++lane) total += sums[lane];
@@ -70,14 +69,9 @@ Problem LikeliestTokens(ThreadPool pool, In<kF32> x, Out<kS32> index, Out<kF32> 
   const float* from = x.data<float>();
   int32_t* to = index.data<int32_t>();
   float* logs = said.data<float>();
-  const auto row = [=](int64_t r) {
+  EachRow(pool, rows, size, 50'000, [=](int64_t r) {
     Likeliest(from + r * size, size, count, to + r * count, logs + r * count);
-  };
-  if (rows * size < 50'000) {
-    for (int64_t r = 0; r < rows; ++r) row(r);
-  } else {
-    Parallel(pool, rows, row);
-  }
+  });
   return nullptr;
 }
 

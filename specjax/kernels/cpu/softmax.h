@@ -11,6 +11,7 @@ namespace {
 // What was summed before a greater maximum came is multiplied by a power of two, which is exact, so
 // that a sum over slots has the same bits however the slots are divided into blocks (but for weights
 // below 2^-100 of the greatest, which are left out where the greater maximum is known already).
+constexpr float kLog2E = 1.44269504088896341f;  // nats to units of log 2
 constexpr float kHidden = -__builtin_inff();  // the score of what a node may not see: weight zero
 constexpr float kFloor = -1e30f;              // n where nothing was seen
 constexpr float kLeast = -100;                // weights below 2^-100 are zero

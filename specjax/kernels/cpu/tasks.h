@@ -57,6 +57,17 @@ void Parallel(ThreadPool& pool, int64_t tasks, const Body& body) {
   }
 }
 
+// Runs row(0 ... rows-1), each over `size` numbers: on several threads from `least` numbers on, below
+// which waking them costs more than they help.
+template <typename Row>
+void EachRow(ThreadPool& pool, int64_t rows, int64_t size, int64_t least, const Row& row) {
+  if (rows * size < least) {
+    for (int64_t r = 0; r < rows; ++r) row(r);
+  } else {
+    Parallel(pool, rows, row);
+  }
+}
+
 // How many rows of weights a task computes, for weights of `bytes` bytes and `rows` rows in all: a
 // multiple of `block`.
 inline int64_t TaskRows(const ThreadPool& pool, int64_t bytes, int64_t rows,
