@@ -62,6 +62,14 @@ def rows_of(args: argparse.Namespace) -> list[dict]:
     return rows
 
 
+def in_turn(rows: Sequence[dict]) -> list[list[dict]]:
+    """The rows in groups that can be measured in turn: of one temperature and one batch."""
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        groups.setdefault((row["temperature"], row.get("batch", 1)), []).append(row)
+    return [*groups.values()]
+
+
 def words_of(rows: Sequence[dict]) -> list[str]:
     """The arguments for which ``rows_of`` has all of these rows."""
     nums = [row["num"] for row in rows if "num" in row]

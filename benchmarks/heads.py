@@ -13,6 +13,7 @@ Other rows, beside those that are kept::
     --target FOLDER                                            another target, such as Medusa-2's
     --policies auto auto:schedule --batches 1 8                a policy chooses the length
     --before 24                                                other prompts than the last 24
+    --in-turn                           rows of one temperature in turn, where they are compared
 
 A head that a shape does not suit is left out of that row, and the page says why.
 """
@@ -54,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     head_rows.add_shapes(parser, (0.0, 1.0))
     head_rows.add_policies(parser)
+    what = "measure rows of one temperature in turn; usually one row is finished before the next"
+    parser.add_argument("--in-turn", action="store_true", help=what)
     args = parser.parse_args(arguments)
     asked = head_rows.rows_of(args) or head_rows.with_siblings(WAYS, args.siblings)
     if args.prompts < (most := max(row.get("batch", 1) for row in asked)):
@@ -62,8 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
     named = head_rows.named(args.heads)
     facts = {"suite": "heads", "heads": args.heads, "prompts": args.prompts, "new": args.new}
     target = GROWN if args.grown else None if args.target == EMBEDDED else args.target
-    before = {"before": args.before} if args.before else {}
-    header = {**facts, **before, "target": target, **runner.where()}
+    asked_for = {"before": args.before, "in_turn": args.in_turn}
+    asked_for = {name: value for name, value in asked_for.items() if value}
+    header = {**facts, **asked_for, "target": target, **runner.where()}
     lm, prompts = specjax.load(args.target), heldout.prompts(args.prompts, args.before)
     if args.grown:  # heads keep the names that are asked for
         lm = grown.grown_embedded()
@@ -74,25 +78,43 @@ def main(arguments: list[str] | None = None) -> int:
         f"{len(named)} heads, {len(asked)} rows; each begins with a program for each head",
         flush=True,
     )
-    for row in (row for row in asked if row not in kept.finished):
-        refused = {name: head_rows.refusal(lm, prompts[0], x, row) for name, x in named.items()}
-        refused = {name: reason for name, reason in refused.items() if reason}
-        able = {name: drafter for name, drafter in named.items() if name not in refused}
-        ways = [(drafter, head_rows.drafting_of(row)) for drafter in able.values()]
-        batch = row.get("batch", 1)
-        count = args.prompts // batch
-        texts, sampling = prompts[: count * batch], [head_rows.sampling_of(row)] * count
-        how = args.new, heldout.REPETITIONS
-        found = heldout.measure_model(lm, ways, texts, sampling, *how) if ways else []
-        line = {"row": row, "figures": dict(zip(able, found, strict=True))}
-        kept.add(line | ({"refused": refused} if refused else {}))
-        for name, figures in line["figures"].items():
-            print(head_rows.label(row), name, f"{figures['ratio_rounds']['median']:.2f}")
-        sys.stdout.flush()
+    todo = [row for row in asked if row not in kept.finished]
+    for rows in head_rows.in_turn(todo) if args.in_turn else [[row] for row in todo]:
+        for line in measured(lm, named, prompts, rows, args.new):
+            kept.add(line)
+            for name, figures in line["figures"].items():
+                told = f"{figures['ratio_rounds']['median']:.2f}"
+                print(head_rows.label(line["row"]), name, told, flush=True)
     rows = [*(line["row"] for line in kept.lines), *asked]
     rows = [row for index, row in enumerate(rows) if row not in rows[:index]]
     (args.out / "README.md").write_text(page(kept.header, kept.outcomes(rows)), encoding="utf-8")
     return 0
+
+
+def measured(lm, named: dict, prompts: list[str], rows: list[dict], new: int) -> list[dict]:
+    """Measures rows of one temperature and batch in turn with each other: a line for each.
+
+    Args:
+      named: the drafter of each name.
+      new: the tokens of each prompt.
+    """
+    lines, ways = [], []
+    for row in rows:
+        refused = {name: head_rows.refusal(lm, prompts[0], x, row) for name, x in named.items()}
+        refused = {name: reason for name, reason in refused.items() if reason}
+        lines.append({"row": row, "figures": {}} | ({"refused": refused} if refused else {}))
+        drafting = head_rows.drafting_of(row)
+        able = (name for name in named if name not in refused)
+        ways += [(lines[-1], name, (named[name], drafting)) for name in able]
+    batch = rows[0].get("batch", 1)
+    count = len(prompts) // batch
+    texts, sampling = prompts[: count * batch], [head_rows.sampling_of(rows[0])] * count
+    pairs = [way for _, _, way in ways]
+    how = new, heldout.REPETITIONS
+    found = heldout.measure_model(lm, pairs, texts, sampling, *how) if pairs else []
+    for (line, name, _), figures in zip(ways, found, strict=True):
+        line["figures"][name] = figures
+    return lines
 
 
 def _target_words(target: str | None) -> str:
@@ -104,7 +126,8 @@ def _target_words(target: str | None) -> str:
 
 def page(header: dict, lines: list[dict]) -> str:
     """The page of the results, of the lines that are kept of rows."""
-    facts = ", ".join(f"{k} {v}" for k, v in header.items() if v and k not in ("suite", "heads"))
+    said = ("suite", "heads", "in_turn")  # elsewhere on the page
+    facts = ", ".join(f"{k} {v}" for k, v in header.items() if v and k not in said)
     rows = [line["row"] for line in lines]
     words = [] if rows == [*WAYS] else head_rows.words_of(rows)
     batched = any("batch" in row for row in rows)
@@ -123,6 +146,7 @@ def page(header: dict, lines: list[dict]) -> str:
         + (f" --new {header['new']}" if header["new"] != NEW else "")
         + _target_words(header.get("target"))
         + "".join(f" {word}" for word in words)
+        + (" --in-turn" if header.get("in_turn") else "")
         + "\n```\n\n"
         f"{facts}.\n\nHeads of {whose} on held-out prompts, in turn with plain "
         f"decoding{together}. τ: tokens that a round emits. *Rounds* and *whole*: "
@@ -134,6 +158,7 @@ def page(header: dict, lines: list[dict]) -> str:
             if own_prompts
             else ""
         )
+        + (" Rows of one temperature were measured in turn." if header.get("in_turn") else "")
         + "\n"
     )
     columns = {

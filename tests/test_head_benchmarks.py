@@ -157,6 +157,21 @@ def test_heads_are_measured_together_and_one_that_a_shape_does_not_suit_is_left_
         heads.main(["medusas", *words[2:], str(tmp_path)])
 
 
+def test_rows_of_one_temperature_are_measured_in_turn_if_that_is_asked_for(measured, tmp_path):
+    words = ["Own=eagle3", "medusa", "--prompts", "9", "--temperatures", "0", "1"]
+    shapes = ["--lengths", "3", "9", "--trees", "2x1"]
+    assert heads.main([*words, *shapes, "--in-turn", "--out", str(tmp_path)]) == 0
+    together = ["eagle3", "medusa", "eagle3", "eagle3", "medusa"]  # Medusa has no nine heads
+    assert measured == [(together, 9, 1)] * 2
+    page = (tmp_path / "README.md").read_text("utf-8")
+    assert f"{' '.join(words[-3:] + shapes)} --in-turn\n" in page
+    assert "Rows of one temperature were measured in turn." in page
+    for title, count in (("3 tokens a round", 2), ("9 tokens a round", 1), ("tree 2x1", 2)):
+        for section in page.split("\n## ")[1:]:
+            if title in section:
+                assert section.count("| 2.00 | 1.20 [") == count
+
+
 def test_heads_may_have_a_target_of_their_own(measured, monkeypatch, tmp_path):
     loaded, load = [], specjax.load
 
