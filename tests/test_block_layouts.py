@@ -1,5 +1,6 @@
 """Files of block drafters with heads: names, configs, what is refused."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import specjax
 from specjax import trees
+from specjax.checkpoints import dflash
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 GOLDEN = Path(__file__).parent / "golden" / "features"
@@ -233,3 +235,86 @@ def test_blocks_of_jetspec_are_causal_and_written_so_that_both_kinds_of_reader_k
     assert written["causal"] is written["causal_head"] is True
     again = specjax.load_drafter(tmp_path, golden_target).drafter  # its tree is stored, too
     assert again.topology == found.drafter.topology == trees.whole_families(3, 4, 11)
+
+
+WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
+
+
+def test_layers_of_dspark_with_a_window_see_whole_blocks(golden_target, tmp_path):
+    config = json.loads((GOLDEN / "dspark" / "config.json").read_text())
+    source = shutil.copytree(GOLDEN / "dspark", tmp_path / "a")
+    own = WINDOWED | {"sliding_window": 100, "is_causal": False}
+    (source / "config.json").write_text(json.dumps(config | own))
+    heads = specjax.load_drafter(source, golden_target)
+    assert heads.drafter.config.causal is False
+    specjax.save_drafter(heads.drafter, heads.params, tmp_path / "b")
+    assert specjax.load_drafter(tmp_path / "b", golden_target).drafter == heads.drafter
+    causal = dataclasses.replace(heads.drafter.config, causal=None)
+    other = dataclasses.replace(heads.drafter, config=causal)
+    with pytest.raises(ValueError, match="see whole blocks; this drafter has another causal"):
+        specjax.save_drafter(other, heads.params, tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "count", "layers"),
+    [(62, 5, (1, 16, 30, 44, 59)), (34, 5, (1, 8, 16, 24, 31)), (18, 5, (1, 4, 8, 12, 15))],
+)
+def test_layers_are_spread_as_the_authors_spread_them(num_layers, count, layers):
+    assert tuple(dflash.usual_ids(num_layers, count)) == layers  # their `build_target_layer_ids`
+
+
+@pytest.mark.parametrize("label", ["shift_label", "sample_from_anchor"])
+def test_both_names_say_in_speculators_files_whether_the_place_of_the_root_drafts(
+    label, golden_target, tmp_path
+):
+    source = shutil.copytree(GOLDEN / "dflash_speculators", tmp_path / "a")
+    config = json.loads((source / "config.json").read_text())
+    for key in ("shift_label", "sample_from_anchor"):
+        config.pop(key, None)
+    for value in (True, False):
+        (source / "config.json").write_text(json.dumps(config | {label: value}))
+        found = specjax.load_drafter(source, golden_target).drafter
+        assert found.config.from_root is value
+    other = {"shift_label": True, "sample_from_anchor": False}
+    (source / "config.json").write_text(json.dumps(config | other))
+    with pytest.raises(ValueError, match="contradict each other"):
+        specjax.load_drafter(source, golden_target)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "wrong"),
+    [
+        ("dspark", {"least": 0.5}, "0.5"),
+        ("dspark_speculators", {"least": 0.25}, None),
+        ("xpress", {"in_turn": True}, 1),
+        ("dflash2", {"whole_law": False}, "no"),
+        ("lilicorr", {"whole_law": True}, 0),
+    ],
+)
+def test_settings_of_a_drafter_are_stored_with_its_weights(
+    name, setting, wrong, golden_target, tmp_path
+):
+    heads = specjax.load_drafter(GOLDEN / name, golden_target)
+    drafter = dataclasses.replace(heads.drafter, **setting)
+    layout = "block-speculators" if name.endswith("speculators") else None
+    specjax.save_drafter(drafter, heads.params, tmp_path, format=layout)
+    assert specjax.load_drafter(tmp_path, golden_target).drafter == drafter
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    assert setting.items() <= config["specjax"].items()
+    config["specjax"] |= dict.fromkeys(setting, wrong)
+    file.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"{[*setting][0]}=.*: it must be"):
+        specjax.load_drafter(tmp_path, golden_target)
+
+
+@pytest.mark.parametrize("name", ["dflash", "peagle", "dspark"])
+def test_a_tree_without_a_node_to_draft_is_refused(name, golden_target):
+    with pytest.raises(ValueError, match="has no node below the root to be drafted"):
+        specjax.load_drafter(GOLDEN / name, golden_target, topology=[-1])
+
+
+def test_a_shorter_draft_is_the_beginning_of_a_longer_one_where_blocks_are_whole(golden_target):
+    names = ("dflash", "dspark", "dflash2", "lilicorr", "domino", "xpress", "peagle")
+    found = {x: specjax.load_drafter(GOLDEN / x, golden_target).drafter.can_rewind for x in names}
+    assert [x for x in names if found[x]] == ["domino", "xpress", "peagle"]

@@ -144,6 +144,37 @@ def test_drafts_from_a_datastore_leave_the_text_as_it_is(lm, tmp_path):
         asked.save(tmp_path / "nothing")
 
 
+def test_a_table_grows_where_more_rows_find_more_than_it_holds(lm, tmp_path):
+    rows = np.arange(40)
+    build(tmp_path / "many", [np.tile(np.arange(20) + 30 * r, 40) for r in rows], fingerprint(lm))
+    asked = Retrieval(lm, tmp_path / "many", rows=2)
+    small = asked.capacity
+    asked.ask([np.arange(10) + 30 * r for r in rows[:2]])
+    assert asked.capacity == small
+    asked.ask([np.arange(10) + 30 * r for r in rows])
+    assert np.isin(30 * rows + 12, asked.table.tokens).all()
+    grown = asked.capacity
+    asked.ask([np.arange(10)])
+    assert asked.capacity == grown > small  # nothing is compiled once more
+    for wrong in (0, 2.0, "8", 10**9):
+        with pytest.raises(ValueError, match=f"rows={wrong!r}: give a whole number from 1"):
+            Retrieval(lm, tmp_path / "many", rows=wrong)
+    with pytest.raises(TypeError, match="drafter='suffix': give an object"):
+        Retrieval(lm, tmp_path / "many", "suffix")
+
+
+def test_runs_that_are_timed_search_the_datastore(lm, tmp_path, monkeypatch):
+    plain = specjax.generate(lm, PROMPT, drafter="none", max_new_tokens=NUM)
+    build(tmp_path / "own", [np.concatenate([plain.prompts[0], plain.tokens[0]])], fingerprint(lm))
+    asked, searches, ask = Retrieval(lm, tmp_path / "own"), [], Retrieval.ask
+    monkeypatch.setattr(Retrieval, "ask", lambda *given: searches.append(ask(*given)))
+    specjax.compare(lm, PROMPT, drafter=asked, max_new_tokens=NUM, repetitions=6)
+    assert len(searches) >= 8  # of the text, of a run that does not count, and of six runs
+    session = Retrieval(lm, tmp_path / "own", session=Session(lm, retrieval.USUAL, 512))
+    with pytest.raises(ValueError, match="this Retrieval has a session, which learns the answer"):
+        specjax.compare(lm, PROMPT, drafter=session, max_new_tokens=NUM)
+
+
 def test_the_command_builds_a_datastore_and_drafts_from_it(tmp_path, capsys):
     (tmp_path / "a.py").write_text("def area(r):\n    return 3.14 * r * r\n")
     (tmp_path / "b.jsonl").write_text('"one"\n\n{"text": "two"}\n')

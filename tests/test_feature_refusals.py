@@ -163,6 +163,18 @@ ROPES = {
         ("eagle3", SLIDING | {"layer_types": SLIDING["layer_types"][:1]}, {}, "is None: some prog"),
         ("peagle", {"speculators_config": {"proposal_methods": [SHORT]}}, {}, "tokens=0: it must"),
         ("dflash", {"rope_parameters": ROPES}, {}, "rope_theta=77.0 of sliding_attention"),
+        ("eagle3", {"eagle_config": [1]}, {}, "eagle_config=.1.: it must be an object"),
+        ("peagle", {"speculators_config": [1]}, {}, "speculators_config=.1.: it must be an obj"),
+        (SPARK, {"transformer_layer_config": ["x"]}, {}, "_config=.'x'.: it must be an object"),
+        ("peagle", {"speculators_config": {"proposal_methods": ["x"]}}, {}, "a list of objects"),
+        ("dflash", {"specjax": {"window": "x"}}, {}, "window='x': it must be a whole number"),
+        ("dflash", {"specjax": {"tree": 5}}, {}, '"specjax": tree=5'),
+        (
+            "eagle3",
+            {"eagle_aux_hidden_state_layer_ids": [True, 2, 3]},
+            {},
+            "ids=.True, 2, 3.: it must be a list of whole",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_drafter_is_named(source, config, tensors, words, target, tmp_path):

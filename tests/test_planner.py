@@ -300,6 +300,17 @@ def test_predictions_agree_with_what_is_measured():
     assert found.candidates[0].measured > 0.6 * max(c.measured for c in found.candidates)
 
 
+def test_prompts_whose_text_ends_at_once_are_left_out_of_the_intervals(pair):
+    lm, _ = pair
+    firsts = [int(specjax.generate(lm, x, max_new_tokens=1).tokens[0][0]) for x in PROMPTS]
+    common: dict = dict(drafters=["ngram"], num_drafts=[1], max_new_tokens=8, turns=2, seconds=1)
+    assert firsts[0] != firsts[1]
+    found = specjax.plan(lm, PROMPTS, stop=firsts[:1], **common)
+    assert all(np.isfinite(c.interval).all() and np.isfinite(c.rate) for c in found.candidates)
+    with pytest.raises(ValueError, match="prompts: each text ends with its first token"):
+        specjax.plan(lm, PROMPTS, stop=firsts, **common)
+
+
 def test_ctrl_c_ends_the_measuring_with_what_is_known(pair):
     def stop_at(word):
         def progress(line):
@@ -334,6 +345,7 @@ def test_ctrl_c_ends_the_measuring_with_what_is_known(pair):
         (dict(drafters=[]), "give at least one"),
         (dict(drafters=["ngram", "ngram"]), "each once"),
         (dict(max_new_tokens=10_000), "do not fit into the context"),
+        (dict(max_new_tokens=1), "max_new_tokens=1: reading a prompt emits its first token"),
         (dict(drafting=specjax.Drafting(num=3)), "give num_drafts"),
         (dict(drafting=specjax.Drafting(sibling_sampling="iid")), "chains, which have no siblings"),
     ],

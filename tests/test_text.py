@@ -71,6 +71,8 @@ def test_everything_that_names_a_drafter_is_understood(pair):
     assert prepared(target, PROMPTS, **cold).drafter.picks == "top"
     auto, _ = resolve_drafter(target, draft, "auto", tree=np.asarray([-1, 0, 0]))
     assert auto.inner.num_draft == 2
+    with pytest.raises(ValueError, match="it follows a text that is known, and is for measuring"):
+        resolve_drafter(target, draft, None, tree=specjax.trees.Follow(2, 3))
 
 
 def test_tables_take_settings_after_their_name_and_numbers_where_they_have_one(pair):

@@ -61,7 +61,10 @@ LINES = {
         ("whole_rows", FULL),
     ],
     "test_block_heads.py": [("fault", DEFAULT), ("in turn|matched_v", FULL), (EVERYTHING, MERGE)],
-    "test_block_layouts.py": [("refused|place_of_the_root", MERGE), (EVERYTHING, FULL)],
+    "test_block_layouts.py": [
+        ("refused|place_of_the_root|window|spread|settings|shorter", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "test_block_trees.py": [("fault", DEFAULT), (EVERYTHING, MERGE)],
     "test_calculator.py": [("command_prints|form_of_the_page", MERGE)],
     "test_cascade.py": [
@@ -275,7 +278,10 @@ LINES = {
         (EVERYTHING, FULL),
     ],
     "test_planner.py": [
-        ("runs_at_every_length|one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back", FULL)
+        (
+            "runs_at_every_length|one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back|at_once",
+            FULL,
+        )
     ],
     "test_policies.py": [
         ("refused|fault|by_its_name|from_outside", DEFAULT),
@@ -374,7 +380,7 @@ LINES = {
         ("not_depend|saved", MERGE),
         (EVERYTHING, FULL),
     ],
-    "test_datastore.py": [("the_command|leave_the_text", FULL), ("of_the_device", MERGE)],
+    "test_datastore.py": [("the_command|leave_the_text|are_timed", FULL), ("of_the_device", MERGE)],
     "test_tasks.py": [("share_of_solved|price_of_an", FULL), ("ended_and_wrong", MERGE)],
     "test_tables.py": [("several_texts|sam_finds|many_matches|proposes_what", MERGE)],
     "test_text.py": [

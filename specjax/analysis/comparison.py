@@ -9,11 +9,13 @@ import jax
 import numpy as np
 
 from .. import acceptance
+from .._internal.optional import required
 from ..models.lm import LM
 from ..models.seq2seq import encoder_inputs
 from ..text.generation import Generation, TextStream
 from ..text.options import Drafting, Options, Prompts, takes
 from ..text.prepare import prepare_fastest
+from ..text.retrieval import Retrieval
 from ..text.task import GenerationTask
 from .rescoring import rated, scores_of_new
 from .timing import median_interval
@@ -159,8 +161,8 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
       with its interval.
 
     Raises:
-      ValueError: before anything is compiled: there are too few repetitions or stop strings are
-        given, or ``generate`` refuses an option.
+      ValueError: before anything is compiled: there are too few repetitions, stop strings or a
+        ``Retrieval`` with a session are given, or ``generate`` refuses an option.
       KeyboardInterrupt: after Ctrl-C, because incomplete texts cannot be compared.
 
     Example::
@@ -177,6 +179,11 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
         raise ValueError(
             "stop_strings: stop strings are found on the host, so the rates would count tokens "
             "after them; compare without stop strings, or with stop=<token ids>"
+        )
+    if isinstance(options.drafter, Retrieval) and options.drafter.session is not None:
+        raise ValueError(
+            "drafter: this Retrieval has a session, which learns the answer in the first of several "
+            "runs and copies it in the others; compare with a Retrieval without a session"
         )
     rule = acceptance.named(options.drafting.rule)
     drafting, coupled = Drafting(), False
@@ -279,7 +286,12 @@ def whole_rate(work: GenerationTask, seed: int = 0) -> float:
     work = dataclasses.replace(work, request=dataclasses.replace(work.request, key=keys))
     jax.block_until_ready(keys)
     begin = time.perf_counter()
-    state = work.burst(work.capacity, work.start())
+    if work.session is not None and work.session.asks:  # a search before each burst
+        stream = TextStream(work)
+        stream.finish()
+        state = required(stream.state, "state")
+    else:
+        state = work.burst(work.capacity, work.start())
     jax.block_until_ready(state.length)
     seconds = time.perf_counter() - begin
     return float(np.sum(np.asarray(state.length) - np.asarray(state.begin))) / seconds

@@ -4,8 +4,9 @@ The layout is that of github.com/vllm-project/speculators. ``speculators_model_t
 kind, ``transformer_layer_config`` is the config of the layers; beside it are ``block_size``,
 ``mask_token_id``, ``aux_hidden_state_layer_ids`` (``hidden_states[i]`` of Hugging Face),
 ``draft_vocab_size``, ``sliding_window_non_causal`` (whether places see both ways in layers with a
-window) and ``sample_from_anchor`` (whether each place says the token after it, so that the root's
-drafts too). What a config leaves out has the default of the classes of speculators 0.9.
+window) and ``sample_from_anchor``, in other files ``shift_label`` (whether each place says the
+token after it, so that the root's drafts too). What a config leaves out has the default of the
+classes of speculators 0.9.
 
 The tensors are those of the authors' layouts (``dflash.py``, ``dspark.py``, ``dflash2.py``), but
 that the refiner of XPress has other names::
@@ -156,11 +157,8 @@ def _block(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
             f"target_hidden_size={size!r}: such drafters are as wide as their target, and this one "
             f"is {layers.hidden_size} wide"
         )
-    flags = flags_of(
-        config,
-        sample_from_anchor=kind in FROM_ROOT,
-        sliding_window_non_causal=kind in BOTH_WAYS,
-    )
+    from_root = block_keys.drafts_from_root(config, config)
+    both_ways = flags_of(config, sliding_window_non_causal=kind in BOTH_WAYS)
     few: Any = config.get("draft_vocab_size")
     if few is None:  # the file knows better than the package's default, 32,000
         few = len(tensors["d2t"]) if "d2t" in tensors else layers.vocab_size
@@ -168,8 +166,8 @@ def _block(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
     return said | dict(
         layers=layers,
         target_layers=_states(config, target),
-        from_root=flags["sample_from_anchor"],
-        causal=False if flags["sliding_window_non_causal"] else None,
+        from_root=kind in FROM_ROOT if from_root is None else from_root,
+        causal=False if both_ways["sliding_window_non_causal"] else None,
         draft_vocab_size=None if few == layers.vocab_size else few,
     )
 

@@ -80,7 +80,10 @@ def load(config: Mapping, tensors: Mapping, target):
     check_flat(config, (*READ, *block_keys.LABELS, *block_keys.OUTSIDE))
     ids = config.get("target_layer_ids")
     dflash.check_ids(ids, target, least=-1)
-    said |= dict(layers=layers, target_layers=dflash.states_of(ids), from_root=True)
+    whole = (
+        None if layers.window is None else False
+    )  # the authors' layers with a window see whole blocks
+    said |= dict(layers=layers, target_layers=dflash.states_of(ids), from_root=True, causal=whole)
     rank: Any = config.get("markov_rank")
     flags = flags_of(config, enable_confidence_head=None, confidence_head_with_markov=None)
     confidence, reads_token = flags.values()
@@ -116,7 +119,8 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
         )
     dflash.check_vocab(drafter, "dspark")
     wrong = {"layers.qk_norm": not shape.layers.qk_norm, "from_root": not shape.from_root}
-    wrong["causal"] = shape.causal is not None
+    causal_window = shape.causal is None and shape.layers.window is not None
+    wrong["causal"] = bool(shape.causal) or causal_window
     if wrong := [name for name, is_so in wrong.items() if is_so]:
         raise ValueError(
             f"format='dspark': its readers norm queries and keys, draft from the root's place and "

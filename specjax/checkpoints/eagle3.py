@@ -258,7 +258,7 @@ def target_layers(config: Mapping, target) -> tuple[int, ...]:
     count = target.target.num_layers
     inside, ids = (config.get("eagle_config") or {}).get(_IDS), config.get(_IDS)
     for given in (inside, ids):
-        if given and not (isinstance(given, list) and all(isinstance(i, int) for i in given)):
+        if given and not (isinstance(given, list) and all(type(i) is int for i in given)):
             raise ValueError(f"{_IDS}={given!r}: it must be a list of whole numbers")
     if inside:
         shifted = [i + 1 for i in inside]

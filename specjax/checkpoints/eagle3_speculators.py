@@ -52,6 +52,11 @@ def _trained(drafter: Eagle3, config: Mapping) -> Eagle3:
     Files of this project have the depth that was drafted in that place.
     """
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    if not isinstance(methods, list) or not all(isinstance(one, dict) for one in methods):
+        raise ValueError(
+            f"config.json: speculators_config: proposal_methods={methods!r}: it must be a list of "
+            "objects"
+        )
     most = methods[0].get("speculative_tokens")
     if drafter.config.mask_token is None or "specjax" in config or most is None:
         return drafter

@@ -11,6 +11,7 @@ from ..models.config import DecoderConfig
 from ..models.families import FAMILIES
 from ..models.translate import config_from_hf, config_to_hf, windows_from_hf
 from ..types import HeadTarget
+from .weights import check_integers
 
 _NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
 _KINDS = ("llama", "qwen2", "qwen3")  # families whose tensors have the names of ``block_names``
@@ -81,12 +82,15 @@ def layer_config(
         return any(name.endswith(ends) for name in names)
 
     config = config_from_hf(hf)
+    window = (hf.get("specjax") or {}).get("window", config.window)
+    if window is not None:
+        check_integers(window=window)
     if local:  # of Llama's too
         windows = windows_from_hf(hf, FAMILIES["qwen3"].windows, config.num_layers)
         config = dataclasses.replace(config, **windows)
     return dataclasses.replace(
         config,
-        window=(hf.get("specjax") or {}).get("window", config.window),
+        window=window,
         qkv_bias=has(".q_proj.bias", ".k_proj.bias", ".v_proj.bias"),
         o_bias=has(".o_proj.bias"),
         mlp_bias=has(".gate_proj.bias", ".up_proj.bias", ".down_proj.bias"),

@@ -22,13 +22,20 @@ from ..trees.topology import Topology, as_topology
 from ..types import Drafter, HeadTarget, PyTree
 from . import eagle, kangaroo, masks
 from .formats import FORMATS
-from .weights import PICKLES, Tensors, check_integers, listed
+from .weights import PICKLES, Tensors, check_integers, check_numbers, listed
 
 _HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
 # keys that only the configs of heads have; EAGLE's and some others have none
 _CONFIG_KEYS = ("medusa_", "hydra_", "dflash_", "specdec_", "eagle_")
 _CONFIG_KEYS += ("specdiff_", "spire_", "draft_vocab_size", "speculators_", "markov_")
 # what ``model_type`` is in the layouts whose keys have no such prefix
+_OBJECTS = (  # keys whose values are objects in all layouts
+    "dflash_config",
+    "eagle_config",
+    "specjax",
+    "speculators_config",
+    "transformer_layer_config",
+)
 _MODEL_TYPES = ("bigram", "blockwise", "medusa", "mlp_speculator", "mtp", "mtp_heads")
 _MODEL_TYPES += ("pass_embeddings", "prefix_speculator", "recurrent_drafting_drafter")
 
@@ -199,6 +206,7 @@ def _read(folder: Path, target: LM, shape: Topology | None) -> tuple[Drafter, Py
     """The drafter of a folder, its weights, and their fingerprint; ``shape``: what it drafts, None:
     the tree that is stored."""
     config, tensors = read_json(folder, "config.json"), Tensors(folder)
+    _check_objects(config)
     layout = next((f for f in FORMATS.values() if f.matches(config, {*tensors})), None)
     if layout is None:
         known = "; ".join(layout.DESCRIPTION for layout in FORMATS.values())
@@ -217,11 +225,6 @@ def _read(folder: Path, target: LM, shape: Topology | None) -> tuple[Drafter, Py
             "models that read the same inputs"
         )
     own = config.get("specjax") or {}
-    if not isinstance(own, dict):
-        raise ValueError(
-            f'config.json: "specjax" is {own!r}; it must be an object, such as '
-            '{"tree": "3x2x1"}, or be left out'
-        )
     drafter, params = layout.load(config, tensors, target)
     made_for = own.get("target_fingerprint")
     if made_for and target.checkpoint and made_for != target.checkpoint:
@@ -234,13 +237,38 @@ def _read(folder: Path, target: LM, shape: Topology | None) -> tuple[Drafter, Py
     drafter = _with_trained_depth(drafter, own)
     if shape is None and (tree := own.get("tree")):
         more = {name: own[name] for name in (*SETTINGS, "siblings") if name in own}
-        shape = _grown(tree, more) if more else as_topology(tree)
+        try:
+            shape = _grown(tree, more) if more else as_topology(tree)
+        except TypeError as error:
+            raise ValueError(f'config.json: "specjax": {error}') from None
     if shape is not None:
         drafter = drafter.with_topology(shape)
+    drafter = _with_settings(drafter, own)
     if target.dtype == jnp.float32:
         params = kernels.of(target.params).store(params)
     params = kernels.of(params).settle(params)
     return drafter, params, fingerprint(tensors.files)
+
+
+def _check_objects(config: dict) -> None:
+    """Raises ``ValueError`` where what must be an object, if it is there, is something else."""
+    for key in _OBJECTS:
+        if not isinstance(config.get(key) or {}, dict):
+            raise ValueError(
+                f"config.json: {key}={config[key]!r}: it must be an object, or be left out"
+            )
+
+
+def _with_settings(drafter: Drafter, own: dict) -> Drafter:
+    """The drafter with those of its ``stored_settings`` that its file holds."""
+    names = drafter.stored_settings if isinstance(drafter, HeadDrafter) else ()
+    found = {name: own[name] for name in names if name in own}
+    for name, value in found.items():
+        if name == "least":
+            check_numbers(least=value)
+        elif type(value) is not bool:
+            raise ValueError(f"config.json: {name}={value!r}: it must be true or false")
+    return dataclasses.replace(drafter, **found) if found else drafter
 
 
 def _grown(tree: str, settings: dict) -> Expand:

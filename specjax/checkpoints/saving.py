@@ -4,11 +4,13 @@ Beside what a layout prescribes, ``config.json`` gets a key ``"specjax"`` that o
 It holds ``target_fingerprint`` (of the target for which the drafter was trained), ``tree`` (what to
 draft, unless that is a plain chain of all heads: a list of parents, ``"beams:4x5"``, or
 ``"expand:3x2x5"`` with the other fields of ``trees.Expand`` as keys), ``trained_depth`` (how many
-tokens after the root the heads were trained to draft), and what the layout has no key for.
+tokens after the root the heads were trained to draft), ``HeadDrafter.stored_settings`` that are not
+the usual ones, and what the layout has no key for.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from pathlib import Path
@@ -77,8 +79,12 @@ def save_drafter(
     own = config.pop("specjax", {})
     if drafter.max_depth is None or drafter.topology != chain(drafter.max_depth):
         own |= _tree_entry(drafter.topology)
-    if isinstance(drafter, HeadDrafter) and drafter.trained_depth is not None:
-        own["trained_depth"] = drafter.trained_depth
+    if isinstance(drafter, HeadDrafter):
+        if drafter.trained_depth is not None:
+            own["trained_depth"] = drafter.trained_depth
+        usual = {field.name: field.default for field in dataclasses.fields(drafter)}
+        settings = {name: getattr(drafter, name) for name in drafter.stored_settings}
+        own |= {name: value for name, value in settings.items() if value != usual[name]}
     if target is not None:
         config["base_model_name_or_path"] = target.name
         own["target_fingerprint"] = target.checkpoint

@@ -119,9 +119,11 @@ class BlockConfig(SizesOfLayers):
 
 def spread_layers(num_layers: int, count: int) -> list[int]:
     """``count`` hidden states, at least 2, spread evenly as in DFlash, from that of the second of n
-    layers to that of the third last; of few layers some of them are equal."""
-    last = num_layers - 2
-    return [round(2 + i * (last - 2) / (count - 1)) for i in range(count)]
+    layers to that of the third last; of few layers some of them are equal.
+
+    The authors round the numbers of layers, which count from 0, and Python rounds halves to even.
+    """
+    return [1 + round(1 + i * (num_layers - 4) / (count - 1)) for i in range(count)]
 
 
 def usual_layers(num_layers: int) -> tuple[int, ...]:
@@ -258,6 +260,11 @@ class BlockDrafter(HeadDrafter):
                 f"states are counted from 0, the embeddings, to {most}"
             )
         super().__post_init__()
+
+    @property
+    def can_rewind(self) -> bool:
+        """Places see each other: where a shorter draft has fewer of them, its tokens are others."""
+        return self.whole_block
 
     @property
     def features(self):

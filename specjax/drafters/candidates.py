@@ -52,6 +52,7 @@ class CandidateBlock(BlockDrafter, abc.ABC):
 
     whole_law: bool | None = dataclasses.field(default=None, kw_only=True)
     can_draw_from_part = False
+    stored_settings = ("whole_law",)
 
     def __post_init__(self):
         super().__post_init__()

@@ -142,6 +142,7 @@ class DSpark(CorrectedBlock):
     temperatures: tuple[float, ...] = ()
     module = DSparkLayers
     name = "dspark"
+    stored_settings = ("least",)
 
     def __post_init__(self):
         super().__post_init__()

@@ -94,6 +94,8 @@ class HeadDrafter(ChainDrafter, abc.ABC):
       trained_depth: how many tokens after the root the heads were trained to draft, where their
         file says so and they can draft more; ``with_topology`` warns of deeper trees.
       module: the class of the weights, an ``nnx.Module`` made by ``module(config, rngs=...)``.
+      stored_settings: fields that are kept in files of any layout, where they are not the usual
+        ones.
       serves_encoders: whether the target may be an encoder-decoder model, of which nothing but
         tokens and inputs is read.
 
@@ -111,6 +113,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     trained_depth: int | None = dataclasses.field(default=None, compare=False, kw_only=True)
     module: ClassVar[Any] = None
     serves_encoders: ClassVar[bool] = False
+    stored_settings: ClassVar[tuple[str, ...]] = ()
     can_rest = True
     takes_topology = True
     takes_sibling_sampling = True
@@ -128,6 +131,8 @@ class HeadDrafter(ChainDrafter, abc.ABC):
             object.__setattr__(self, "topology", self.default_topology)
         if self.layer is None:
             object.__setattr__(self, "layer", self.target.num_layers)
+        if self.depth < 1:
+            raise ValueError(f"{self.name}: {self.tree} has no node below the root to be drafted")
         expand.check_sibling_sampling(self.sibling_sampling, self.tree)
         if self.max_depth is not None and self.depth > self.max_depth:
             raise ValueError(

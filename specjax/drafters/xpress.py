@@ -168,6 +168,7 @@ class XPress(CorrectedBlock):
     in_turn: bool | None = None
     module = XPressLayers
     name = "xpress"
+    stored_settings = ("in_turn",)
     can_draw_from_part = False
     whole_block = True  # the mean and the mixer are over the places of a whole block
 

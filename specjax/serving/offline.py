@@ -137,8 +137,9 @@ def serve_offline(
         refuses such a number.) A prompt that leaves no room for one token is broken.
       seed: the seed of the random draws. The text of a prompt is that of row ``index`` in
         ``specjax.generate`` with this seed, whatever the rest of the batch is; a prompt with a seed
-        of its own has the text that ``specjax.generate`` gives for it alone with that seed. With
-        ``Drafting(num="auto")`` above temperature 0, texts depend on measured times.
+        of its own has the text that ``specjax.generate`` gives for it alone with that seed. Above
+        temperature 0 texts depend on measured times with ``Drafting(num="auto")``, and on whether
+        any row is greedy where heads draft a static tree.
 
     Returns:
       a ``Served``. Ctrl-C ends the run, but raises nothing: the finished prompts are returned, and

@@ -307,6 +307,11 @@ def lookup_of(name: str) -> str:
 def _checked(tree, num_draft) -> trees.Topology:
     check_one_shape(num_draft, tree)
     shape = trees.as_topology(tree)
+    if isinstance(shape, trees.Follow):
+        raise ValueError(
+            f"tree={tree!r:.60}: it follows a text that is known, and is for measuring only; give "
+            "the tree that is to be drafted"
+        )
     if shape.depth > MOST_DRAFTS:
         raise ValueError(
             f"tree={tree!r:.60} has depth {shape.depth}; at most {MOST_DRAFTS} is allowed"

@@ -129,9 +129,10 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
       max_new_tokens: for all rows, or one number for each row.
       seed: of the random draws; one number, or one for each prompt: a row with a seed of its own
         has the text that it has alone with that seed. A row's text depends on the seed, its index,
-        its prompt and its settings, not on the rest of the batch. Only with
-        ``Drafting(num="auto")`` above temperature 0 does the text also depend on the clock; its
-        distribution does not.
+        its prompt and its settings, not on the rest of the batch. Above temperature 0 there are
+        two exceptions, in which its distribution stays the same: with ``Drafting(num="auto")`` the
+        text also depends on the clock, and where heads draft a static tree, on whether any row is
+        greedy (then they draw no tokens).
       stop: token ids that end a row; None: the model's end-of-text ids; ``()``: none.
       stop_strings: one string or several strings that end a row, or several for each prompt. The
         text is cut before the stop string, and the tokens after the token that completed it.

@@ -250,6 +250,11 @@ def plan(
     common = Options(
         drafting=drafting, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stop=stop
     )
+    if np.max(max_new_tokens) < 2:
+        raise ValueError(
+            f"max_new_tokens={max_new_tokens}: reading a prompt emits its first token, so that no "
+            "round would be left to plan; give 2 or more"
+        )
     tell = progress or (lambda line: None)
     surveys = [Survey(lm, prompts, batch, named, lengths, common) for batch in batches]
     if searched:

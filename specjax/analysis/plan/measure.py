@@ -287,8 +287,15 @@ class Survey:
     def candidates(self) -> list[Candidate]:
         """Returns all ways with predicted rates, and intervals by resampling the groups."""
         groups, rng = len(self.groups), np.random.default_rng(0)
+        counts = np.asarray([taken.count for taken in self._taken(PLAIN_WAY, 0)])
+        if not counts.any():
+            raise ValueError(
+                "prompts: each text ends with its first token, which the reading of the prompt "
+                "emits, so that there is no round to plan; give prompts with longer answers"
+            )
         picks = [np.arange(groups)]
         picks += [rng.integers(0, groups, groups) for _ in range(RESAMPLES if groups > 1 else 0)]
+        picks = [pick for pick in picks if counts[pick].any()]  # the others have no rate of rounds
         costs = [self.relative_costs(pick) for pick in picks]
         found, plain = [], None
         for name, length in self._ways():
