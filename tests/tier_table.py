@@ -62,7 +62,7 @@ LINES = {
     ],
     "test_block_heads.py": [("fault", DEFAULT), ("in turn|matched_v", FULL), (EVERYTHING, MERGE)],
     "test_block_layouts.py": [
-        ("refused|place_of_the_root|window|spread|settings|shorter", MERGE),
+        ("refused|root|window|spread|setting|short", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_block_trees.py": [("fault", DEFAULT), (EVERYTHING, MERGE)],
@@ -278,10 +278,7 @@ LINES = {
         (EVERYTHING, FULL),
     ],
     "test_planner.py": [
-        (
-            "runs_at_every_length|one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back|at_once",
-            FULL,
-        )
+        ("runs_at|one_trace|heads|every_way|agree|where_tokens|ctrl_c|set_back|at_once", FULL)
     ],
     "test_policies.py": [
         ("refused|fault|by_its_name|from_outside", DEFAULT),
