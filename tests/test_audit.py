@@ -260,6 +260,7 @@ def test_each_wrong_rule_of_the_other_tests_is_called_biased(rule):
 
 MODEL, PARAMS = bag(11, 3)
 LM = specjax.LM.of(MODEL, PARAMS)
+SHORT = specjax.LM.of(MODEL, PARAMS, max_positions=64)
 PROMPTS = [(1, 2), (3,), (4, 5, 6, 0)]
 
 
@@ -333,6 +334,9 @@ def test_the_command_says_what_it_found_by_its_exit_code(tmp_path, capsys):
     path.write_text(json.dumps({"prompt": [1], "tokens": [2]}) + "\n" + '{"prompt": "x"}\n')
     with pytest.raises(ValueError, match="line 2: give"):
         command.read_samples(path)
+    path.write_text(json.dumps({"prompt": [1.5], "tokens": [2]}))
+    with pytest.raises(ValueError, match="line 1: give"):
+        command.read_samples(path)
 
 
 def audited(*words):
@@ -353,6 +357,11 @@ def audited(*words):
         (lambda: specjax.audit_samples(LM, [((1,), (2,))]), "1 tokens are too few"),
         (lambda: specjax.audit_samples(LM, [((1,), (11,) * 300)]), "of another tokenizer"),
         (lambda: specjax.audit_samples(LM, [("x", (1,) * 300)]), "no tokenizer"),
+        (lambda: specjax.audit_samples(LM, [((1,), (1,) * 300), ((), (2,))]), "sample 2: .*empty"),
+        (lambda: specjax.audit_samples(LM, [((11,), (1,) * 300)]), "prompt has the token id 11"),
+        (lambda: specjax.audit_samples(LM, [((-1,), (1,) * 300)]), "0 to 10: .*another tokenizer"),
+        (lambda: specjax.audit_samples(LM, [((1,), (1.5,) * 300)]), "sample 1: 1.5 is no whole"),
+        (lambda: specjax.audit_samples(SHORT, [((1,), (1,) * 64)] * 9), "are 65 tokens, .*has 64"),
         (lambda: specjax.audit_samples(LM, [], false_alarm=2), "false_alarm"),
         (
             lambda: specjax.audit_samples(LM, [], sampling=Sampling(repetition_penalty=1.2)),

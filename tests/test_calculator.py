@@ -242,8 +242,20 @@ def test_the_best_length_is_that_of_the_greatest_speed_up_and_may_be_none():
         ({"acceptance": 0.5, "batch": float("nan")}, "batch=nan"),
         ({"acceptance": 0.5, "pass_seconds": 0}, "pass_seconds=0"),
         ({"acceptance": 0.5, "pass_seconds": 1e-320}, "at least 1e-12"),
-        ({"acceptance": 0.5, "most": 10**9}, "most=1000000000: give a number from 1 to 1023"),
+        ({"acceptance": 0.5, "most": 10**9}, "give a whole number from 1 to 1023"),
         ({"acceptance": 0.5, "passes": {2: 1.0}}, "relative to"),
+        ({"acceptance": 0.5, "passes": {1: 1.0, 4: float("inf")}}, "relative to"),
+        ({"acceptance": 0.5, "passes": [1.0]}, "relative to"),
+        ({"acceptance": "0.8"}, "acceptance='0.8': give a number from 0 to 1, a list"),
+        ({"acceptance": [[0.5], "0.5"]}, "give a number from 0 to 1, a list"),
+        ({"acceptance": [[0.5], []]}, "at least one rate for each depth"),
+        ({"acceptance": [[0.7, 0.12, 0.05], [0.6]], "tree": "3x2"}, "has 1 rate for depth 2, at"),
+        ({"tau": "2"}, "tau='2': give a number"),
+        ({"acceptance": 0.5, "batch": 1.5}, "batch=1.5: give a whole number from 1 to 1e+15"),
+        ({"acceptance": 0.5, "knee": "8"}, "knee='8': give a number of tokens"),
+        ({"acceptance": 0.5, "draft_cost": 1e308}, "draft_cost=1e+308: give a number from 0 to"),
+        ({"acceptance": 0.5, "new_tokens": 10**400}, "new_tokens=1000"),
+        ({"acceptance": 0.5, "pass_seconds": 1e300}, "pass_seconds=1e+300: give seconds, at"),
         ({"acceptance": 0.5, "passes": {1: 1.0, 4: 1.2}, "num_draft": 4}, "sizes up to 4"),
     ],
 )
@@ -271,7 +283,19 @@ def test_the_command_prints_tables_and_draws(tmp_path, capsys):
     assert cli.main(["calculator", "--acceptance", "0.5", "x"]) == 2
     assert cli.main(["calculator", "--acceptance", "0.5", "--knee", "0"]) == 2
     assert "--knee" in capsys.readouterr().err
-    for words in ("--pass-ms -1", "--pass-ms 1e-320", "--passes 1:1 1:2"):
+    beside = ["--picture", str(tmp_path / "many.svg"), "--batch", *"1234567"]
+    assert cli.main(["calculator", "--acceptance", "0.5", *beside]) == 2
+    assert "--batch 1 2 3 4 5 6 7: a picture has colours for 6" in capsys.readouterr().err
+    widest = "--draft-cost 1e15 --overhead 1e15 --knee 1 --prompt 999999999999999 --pass-ms 1e18"
+    assert cli.main(["calculator", "--acceptance", "0.5", "--json", *widest.split()]) == 0
+    assert not re.search("Infinity|NaN", capsys.readouterr().out)
+    for words in (
+        "--passes 1:1 4:inf",
+        "--pass-ms 1e19",
+        "--pass-ms -1",
+        "--pass-ms 1e-320",
+        "--passes 1:1 1:2",
+    ):
         assert cli.main(["calculator", "--acceptance", "0.5", *words.split()]) == 2
         assert f"error: {words[:9]}" in capsys.readouterr().err
 

@@ -183,6 +183,11 @@ REFUSED = {
         ["a", "--drafter", "none", "--num-draft", "3"],
         "--num-draft 3: --drafter none drafts nothing; leave --num-draft out",
     ),
+    "a number of copies beside a tree": (
+        ["a", "--prompt-lookup-max", "4", "--num-draft", "5", "--tree", "3x1"],
+        "--tree '3x1' and --num-draft 5: give one of the two",
+    ),
+    "a tree without a name": (["a", "--tree", ""], "--tree '': .*Accepted"),
     "no number of drafts": (["a", "--num-draft", "abc"], "'abc' is no number .*: give 1 to 64, or"),
     "pairs without a comparison": (["a", "--repetitions", "9"], "used with --compare only"),
     "tokens of no session": (["a", "--session-tokens", "512"], "used with --session only"),

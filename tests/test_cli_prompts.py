@@ -45,6 +45,15 @@ def test_prompts_are_spread_evenly_over_the_file(tmp_path):
     assert len(prompts.read_prompts(None, "embedded", 8)) == 8  # those that ship
 
 
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
+def test_a_prompt_ends_where_its_line_ends(name, tmp_path):
+    """Other characters at which Python divides lines belong to it."""
+    texts = ["a\u2028b\u0085c", "d\x0ce\x1cf" if name.endswith("txt") else "d", "g"]
+    said = texts if name.endswith("txt") else [json.dumps(t, ensure_ascii=False) for t in texts]
+    (tmp_path / name).write_bytes("\r\n".join(said).encode())
+    assert prompts.read_prompts(str(tmp_path / name), "m", 9) == texts
+
+
 @pytest.mark.parametrize(
     "name, text, said",
     [

@@ -263,6 +263,18 @@ def test_a_draft_model_picks_children_as_its_present_tree_wants_them():
         (lambda: trees.parse("64x64x64x64"), "at most 1024"),  # before it is built
         (lambda: trees.parse("chain:100000000"), "at most 1024"),
         (lambda: trees.parse("expand:10000x4x24"), "at most 1024"),
+        (lambda: trees.parse("expand:1000x2x1000000"), "has 1000001 nodes; at most 1024"),
+        (lambda: trees.parse("expand:1000000x1x3"), "has 1000001 nodes; at most 1024"),
+        (lambda: Expand(2, 2, 3, siblings=2000), "has 2001 nodes; at most 1024"),
+        (lambda: Expand(2.5, 7, 7), "Expand, width: 2.5 is no whole number"),
+        (lambda: Expand(2, "3", 4), "Expand, depth: '3' is no whole number"),
+        (lambda: Expand(2, 3, 4.0), "Expand, nodes: 4.0 is no whole number"),
+        (lambda: Expand(2, 3, 4, siblings=True), "Expand, siblings: True is no whole number"),
+        (lambda: Expand(2, 3, 4, sharpness="2"), "Expand, sharpness: '2' is no number"),
+        (lambda: Expand(2, 3, 4, gain=10**400), "Expand, gain: 1000"),
+        (lambda: trees.whole_families(3, 5, 20.0), "nodes: 20.0 is no whole number"),
+        (lambda: trees.Beams("2", 3), "Beams, width: '2' is no whole number"),
+        (lambda: Follow(2.5, 3), "Follow, depth: 2.5 is no whole number"),
         (
             lambda: DraftModel(model=MODEL, topology=Expand(2, 2, 3), sibling_sampling="iid"),
             "would bias",

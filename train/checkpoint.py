@@ -3,6 +3,7 @@
 A checkpoint holds the state (parameters, optimizer, key, step) and the position in the data. The
 resolved configuration is stored in the same folder; a run is resumed only with the configuration
 with which it began. If a run keeps the best parameters by a measure, these are stored there too.
+The last act of a run, after its export and its report, is to write ``finished.json``.
 
 With several processes, each process writes its part of every array, and all see one disk.
 """
@@ -29,9 +30,10 @@ except ImportError:  # Windows
 import jax
 
 from .config import ConfigError, defaults, differences
-from .scale import is_first
+from .scale import by_first, is_first
 
 CONFIG = "config.json"  # the file of a run's configuration
+FINISHED = "finished.json"  # the file with the configuration of a run that has finished
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
@@ -121,25 +123,54 @@ def _defaults(recipe: str | None) -> dict:
 
 
 def is_done(folder: Path, flat: dict) -> bool:
-    """Whether a run of exactly this configuration has ended: its last step is saved, and its report
-    was drawn after that."""
-    report = folder / "report.html"
-    if not (folder / CONFIG).is_file() or not report.is_file():
+    """Whether a run of exactly this configuration has finished: its last step is saved, and it was
+    exported, measured and reported after that, see ``mark_finished``.
+
+    A report says nothing of this: it may be drawn before the last export, and of a run that was
+    interrupted. A run that an earlier version finished has a report and no mark, and counts as not
+    finished; the same command then exports and measures its last step again, and marks it.
+    """
+    marked = folder / FINISHED
+    if not (folder / CONFIG).is_file() or not marked.is_file():
         return False
+    own = json.loads(json.dumps(flat))
     last = folder / "checkpoints" / str(flat.get("run.steps"))
-    same = recorded(folder) == json.loads(json.dumps(flat))
-    return same and last.is_dir() and last.stat().st_mtime <= report.stat().st_mtime
+    return recorded(folder) == own and last.is_dir() and marked.read_text() == _text_of(flat)
+
+
+@by_first
+def mark_finished(folder: Path, flat: dict) -> None:
+    """Marks a run as finished, which is the last act of a recipe: after all exports and reports.
+
+    Args:
+      folder: the folder of the run.
+      flat: its configuration, as it was given to ``record_config``.
+    """
+    _write(folder / FINISHED, flat)
 
 
 def record_config(folder: Path, flat: dict) -> None:
-    """Writes ``config.json``, or refuses to mix two recipes or configurations in one folder."""
+    """Writes ``config.json``, or refuses to mix two recipes or configurations in one folder.
+
+    A run begins or goes on with this, so a mark that it had finished is removed.
+    """
     check_config(folder, flat)
-    path = folder / CONFIG
     if is_first():
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(flat, indent=2) + "\n")
-        temporary.replace(path)
+        (folder / FINISHED).unlink(missing_ok=True)
+        _write(folder / CONFIG, flat)
+
+
+def _text_of(flat: dict) -> str:
+    """The text of a file that holds a flattened configuration."""
+    return json.dumps(flat, indent=2) + "\n"
+
+
+def _write(path: Path, flat: dict) -> None:
+    """Writes a flattened configuration, whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(_text_of(flat), encoding="utf-8")
+    temporary.replace(path)
 
 
 def _steps(folder: Path) -> list[int]:

@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _process(arguments.processes):
             if arguments.dry_run:
                 outlook.note("reading the models and the text")
-            elif _is_done(settings):
+            elif _is_done(recipe, settings):
                 return 0
             recipe.run(settings, dry_run=arguments.dry_run)
     except (config.ConfigError, FileNotFoundError, Diverged, NotWritten, ConnectionError) as error:
@@ -183,10 +183,12 @@ def check_scale(name: str, settings, processes) -> None:
         )
 
 
-def _is_done(settings) -> bool:
-    """Whether a run has ended before, which is printed.
+def _is_done(recipe: ModuleType, settings) -> bool:
+    """Whether a run has finished before, which is printed.
 
-    It is read from the folder alone, before a text is read or a model is loaded.
+    It is read from the folder alone, before a text is read or a model is loaded. A recipe that
+    trains in several phases has a function ``phases(settings)``, which returns their
+    configurations as each is stored in the folder of its phase; the run ends with the last one.
 
     Raises:
       ConfigError: the folder holds a run of another configuration.
@@ -196,16 +198,16 @@ def _is_done(settings) -> bool:
 
     if not hasattr(settings, "run"):
         return False
-    folder, flat = Path(settings.run.folder), resolved(settings)
-    if hasattr(settings, "init"):  # a recipe of two phases stores another one
-        flat |= {"init": checkpoint.recorded(folder).get("init", settings.init)}
-    checkpoint.check_config(folder, flat)
+    phases = recipe.phases(settings) if hasattr(recipe, "phases") else [settings]
+    for phase in phases:
+        folder, flat = Path(phase.run.folder), resolved(phase)
+        checkpoint.check_config(folder, flat)
     if not checkpoint.is_done(folder, flat):
         return False
     print(
-        f"{folder} is at step {settings.run.steps} already, its last, and was exported and "
-        f"reported then: a greater run.steps goes on; `specjax train report folder={folder}` draws "
-        "the report again; without its report.html the next call exports it again"
+        f"{folder} is at step {settings.run.steps} already, its last, and was exported then: a "
+        f"greater run.steps goes on; `specjax train report folder={folder}` draws the report "
+        f"again; without its {checkpoint.FINISHED} the next call exports it again"
     )
     return True
 

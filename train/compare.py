@@ -22,6 +22,7 @@ from specjax.text.drafter_names import resolve_drafter
 from . import outlook
 from .config import ConfigError
 from .decoding import decode_all, tau_of
+from .measured import num_candidates
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,7 @@ def run(config: CompareConfig, *, dry_run: bool = False) -> None:
         shares = found["accepted_at"].sum(axis=0) / max(found["rounds"].sum(), 1)
         weights = sum(x.size for x in jax.tree.leaves(heads.params))
         lines.append(
-            f"| {drafter.name} | {weights:,} | {tree} | {drafter.num_draft} "
+            f"| {drafter.name} | {weights:,} | {tree} | {num_candidates(drafter)} "
             f"| {tau:.3f} [{low:.3f}, {high:.3f}] | {', '.join(f'{s:.0%}' for s in shares)} |"
         )
         print(lines[-1], flush=True)

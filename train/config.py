@@ -31,6 +31,7 @@ PRECISIONS = ("float32", "bfloat16")
 SINKS = ("csv", "tensorboard", "wandb")  # see metrics.py
 
 
+SPLITS = ("train", "heldout")  # of a corpus
 NOTHING = 1e-6  # a share of the rows below this counts as none
 SEEDS, COUNTS = 2**32, 2**31  # below: seeds as JAX and Grain tell them apart, int32 counters
 
@@ -45,6 +46,11 @@ def check_stems(name: str, paths: typing.Sequence[str]) -> None:
     stems = [Path(path).stem for path in paths]
     twice = sorted({path for path, stem in zip(paths, stems, strict=True) if stems.count(stem) > 1})
     _check(name, list(paths), not twice, f"files of different names, not {' and '.join(twice)}")
+
+
+def check_split(split: str) -> None:
+    """Raises ConfigError for a word that is no split of a corpus."""
+    _check("split", split, split in SPLITS, " or ".join(SPLITS))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,6 +106,26 @@ class DataConfig:
                 f"{names} sum to {total:g}; accepted: a sum of at most 1, for example 0.8, which "
                 "leaves 0.2 of the rows to data.corpus (a sum of 1 leaves it none)"
             )
+
+
+def check_unread(data: DataConfig, names: typing.Sequence[str], reason: str, way_out: str) -> None:
+    """Raises ConfigError for fields of the section ``data`` that a recipe does not read.
+
+    Args:
+      data: the section.
+      names: the fields that have to be as they are by themselves.
+      reason: why the recipe does not read them.
+      way_out: the end of the message.
+    """
+    equal = dataclasses.replace(data, samples_share=()).samples_share  # it is filled in
+    usual = vars(DataConfig()) | {"samples_share": equal}
+    for name in names:
+        given = vars(data)[name]
+        if given != usual[name]:
+            shown = repr(list(given) if isinstance(given, tuple) else given)
+            shown = shown.lower() if isinstance(given, bool) else shown
+            share = f" (and data.{name}_share)" if f"{name}_share" in usual else ""
+            raise ConfigError(f"data.{name}={shown}: {reason}; leave it out{share}, or {way_out}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

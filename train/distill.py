@@ -27,6 +27,7 @@ from specjax.models.lm import LM
 
 from . import (
     card,
+    checkpoint,
     chunks,
     data,
     decoding,
@@ -366,3 +367,4 @@ def teach(
     made = card.Export(where, card.DRAFT, "draft", resolved(config), *whose)
     loaded = specjax.load(where, tokenizer=False)
     report.finish(config, made, teacher, loaded, prompts, NUM_DRAFT)
+    checkpoint.mark_finished(Path(config.run.folder), resolved(config))

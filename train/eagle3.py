@@ -102,12 +102,35 @@ class Eagle3TrainingConfig(frozen.FrozenConfig):
 Config = Eagle3TrainingConfig
 
 
+def is_longrope(target: DecoderConfig) -> bool:
+    """Whether a target has the rotary scaling ``longrope``, with a factor for each frequency."""
+    return dict(target.rope_scaling or ()).get("rope_type") == "longrope"
+
+
+def check_rotation(teacher: str, target: DecoderConfig, reason: str, way_out: str) -> None:
+    """Raises ConfigError for a target with ``longrope``, where layers have to turn as its own do.
+
+    Args:
+      teacher: the name of the target.
+      target: its shape.
+      reason: what its layers are needed for.
+      way_out: the end of the message.
+    """
+    if is_longrope(target):
+        raise ConfigError(
+            f"teacher={teacher!r} has rotary positions of the rope_type 'longrope', which the file "
+            f"of a drafter cannot express, and {reason}; {way_out}"
+        )
+
+
 def layer_config(
     target: DecoderConfig, intermediate_size: int = 0, hidden_size: int = 0, head_dim: int = 0
 ) -> DecoderConfig:
     """The shape of a drafting layer: one Llama layer, of the target's sizes by default.
 
-    A layer of another width has as many heads as fill that width.
+    A layer of another width has as many heads as fill that width. For a target with the rotary
+    scaling ``longrope`` it has plain rotary positions, over the target's context: files of drafting
+    layers cannot express that scaling, and a new layer learns its own use of positions.
 
     Raises:
       ConfigError: the target has no rotary attention, or the heads do not fill the width.
@@ -118,6 +141,8 @@ def layer_config(
             "sizes a drafting layer could take"
         )
     sizes = {name: getattr(target, name) for name in SIZES}
+    if is_longrope(target):
+        sizes |= dict(rope_scaling=None, max_positions=target.context_length)
     if intermediate_size:
         sizes["intermediate_size"] = intermediate_size
     width, size = hidden_size or target.hidden_size, head_dim or target.head_dim
@@ -127,11 +152,6 @@ def layer_config(
             raise ConfigError(
                 f"hidden_size={width} with head_dim={size}: heads must fill the width, and rotary "
                 "positions need an even head_dim"
-            )
-        if size != target.head_dim and "short_factor" in dict(target.rope_scaling or ()):
-            raise ConfigError(
-                f"head_dim={size}: the target's rope_scaling has factors for heads of "
-                f"{target.head_dim}; leave it out"
             )
         groups = max(n for n in range(1, target.num_kv_heads + 1) if heads % n == 0)
         sizes |= dict(hidden_size=width, head_dim=size, num_heads=heads, num_kv_heads=groups)

@@ -9,10 +9,13 @@ and epochs. Logits need not be stored, since the target's LM head computes them 
     FOLDER/hidden.I.npy   bfloat16 [n, length, F], its bits as uint16; of ``tokens[:, :-1]``
     FOLDER/laws.*.npy     with ``top_k``: ids int32 and logits float32 [n, length, K] of the K most
                           likely tokens, rest float32 [n, length] (see ``losses.TopLaws``)
-    FOLDER/features.json  the target, the tokenizer and the layers I
+    FOLDER/features.json  the target, the tokenizer, the layers I, and what was asked for
 
 Layers are counted as ``hidden_states[I]`` of Hugging Face; the last one is normed. A recipe reads
 the layers that it needs.
+
+The same command goes on with a run that was stopped, from the rows that ``unfinished.json`` counts.
+A finished folder is left alone, and another request for it is refused.
 """
 
 from __future__ import annotations
@@ -31,11 +34,15 @@ from flax import nnx
 from specjax.models.causal_lm import graph_definition
 
 from . import chunks, data, losses, model, outlook, samples, tokenizer, unroll
-from .config import ConfigError, DataConfig
+from .config import ConfigError, DataConfig, check_split, defaults, differences, flatten
 from .teacher import load_teacher
 
 TOKENS, WEIGHT = "tokens.npy", "weight.npy"
 HIDDEN, LAWS, RECORD = "hidden.{}.npy", "laws.{}.npy", "features.json"
+UNFINISHED = "unfinished.json"  # the record of a folder in which only the first rows are written
+REQUEST, WRITTEN = "request", "written"  # what was asked for, and how many rows are written
+UNASKED = ("output", "shard", "shards", "data.eval_rows")  # in the folder's name, or without effect
+PAUSE = 60.0  # seconds after which rows that were written are counted in ``unfinished.json``
 PARTS = ("ids", "logits", "rest")  # the parts of a law
 VERSION = 3  # the version of the layout of a folder
 
@@ -63,6 +70,7 @@ class FeaturesConfig:
             raise ConfigError(
                 f"num_rows={self.num_rows}; accepted: a multiple of data.batch={self.data.batch}"
             )
+        check_split(self.split)
         if self.top_k < 0:
             raise ConfigError(f"top_k={self.top_k}; accepted: at least 0")
         if not 0 <= self.shard < self.shards:
@@ -211,12 +219,61 @@ def batches(rows: StoredRows, config: DataConfig, *, shard: tuple[int, int] = (0
     return data.batched(dataset, config, shard, prefetch=4)
 
 
+def request_of(config: FeaturesConfig) -> dict:
+    """What a configuration asks for, which the record of its folder holds: the fields on which the
+    rows depend, flattened."""
+    asked = {name: value for name, value in flatten(config).items() if name not in UNASKED}
+    return asked | {"layers": sorted(config.layers)}
+
+
+def changed(record: dict, config: FeaturesConfig) -> list[str]:
+    """One line for each field in which a configuration asks for other rows than a record has.
+
+    A field that did not exist when the record was written had its default. A record of an earlier
+    version, which does not say what was asked for, differs in nothing.
+    """
+    asked = request_of(config)
+    if REQUEST not in record:
+        return []
+    usual = {name: value for name, value in defaults(FeaturesConfig).items() if name in asked}
+    return differences(usual | record[REQUEST], asked)
+
+
+def check_finished(folder: Path, config: FeaturesConfig) -> bool:
+    """Whether a folder is finished, which is printed.
+
+    Raises:
+      ConfigError: it is, and holds other rows than the configuration asks for.
+    """
+    if not (folder / RECORD).is_file():
+        return False
+    lines = changed(json.loads((folder / RECORD).read_text()), config)
+    if lines:
+        raise ConfigError(
+            f"output={config.output!r}: {folder} holds what another command asked for (its fields "
+            "-> these):\n  "
+            + "\n  ".join(lines)
+            + "\ngive another output, or remove that folder to compute it anew"
+        )
+    print(f"{folder} is there already")
+    return True
+
+
+def rows_written(folder: Path, record: dict) -> int:
+    """How many rows an earlier run of the same command wrote before it was stopped; 0: none."""
+    path = folder / UNFINISHED
+    if not path.is_file():
+        return 0
+    found = json.loads(path.read_text())
+    written = found.pop(WRITTEN)
+    return written if found == json.loads(json.dumps(record)) else 0
+
+
 def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     """Writes the folder ``output``, unless it is finished already."""
     shard = config.shard, config.shards
     folder = samples.shard_of(Path(config.output), *shard)
-    if (folder / RECORD).is_file():
-        print(f"{folder} is there already")
+    if check_finished(folder, config):
         return
     vocabulary = tokenizer.load(config.data.tokenizer)
     teacher = load_teacher(config.teacher, vocabulary, config.data.length)
@@ -272,9 +329,17 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
             seconds=rows / len(batch) * seconds,
         )
     folder.mkdir(parents=True, exist_ok=True)
+    record = {"teacher": config.teacher, "layers": layers, "top_k": top_k}
+    record |= {**record_of(teacher, vocabulary), REQUEST: request_of(config)}
+    written = rows_written(folder, record)
+    if written:
+        print(f"goes on after {written} of {rows} rows", flush=True)
+    mode = "r+" if written else "w+"
+    if not written:  # a count of other rows
+        (folder / UNFINISHED).unlink(missing_ok=True)
 
     def file(name, dtype, *shape):
-        return np.lib.format.open_memmap(folder / name, "w+", dtype, (rows, *shape))
+        return np.lib.format.open_memmap(folder / name, mode, dtype, (rows, *shape))
 
     tokens, weight = file(TOKENS, np.int32, length + 1), file(WEIGHT, np.float32, length)
     hidden = [file(HIDDEN.format(i), np.uint16, length, size) for i in layers]
@@ -283,8 +348,21 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
         file(LAWS.format(name), dtype, length, *shape)
         for name, (dtype, *shape) in zip(PARTS, shapes, strict=False)
     ]
-    began, step = time.monotonic(), config.data.batch // config.shards
-    for first in range(0, rows, step):
+    arrays = [tokens, weight, *hidden, *laws]
+
+    def count(number: int) -> None:
+        """Records that the first ``number`` rows are on disk."""
+        for array in arrays:
+            array.flush()
+        temporary = folder / f"{UNFINISHED}.tmp"
+        temporary.write_text(json.dumps({**record, WRITTEN: number}, indent=2) + "\n")
+        temporary.replace(folder / UNFINISHED)
+
+    step = config.data.batch // config.shards
+    for _ in range(0, written, step):
+        next(source)
+    began = counted = time.monotonic()
+    for first in range(written, rows, step):
         batch = next(source)
         own, weight[first : first + step] = data.unpacked(batch)
         tokens[first : first + step] = own
@@ -294,11 +372,13 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
         for part, found in zip(laws, parts, strict=True):
             part[first : first + step] = np.asarray(found)
         if first // step % 20 == 0:
-            rate = (first + step) * length / (time.monotonic() - began)
+            rate = (first + step - written) * length / (time.monotonic() - began)
             print(f"row {first + step}/{rows}: {rate:,.0f} tokens/s", flush=True)
-    for part in (tokens, weight, *hidden, *laws):
-        part.flush()
-    record = {"teacher": config.teacher, "layers": layers, "top_k": top_k}
-    record |= record_of(teacher, vocabulary)
+        if time.monotonic() - counted >= PAUSE:
+            count(first + step)
+            counted = time.monotonic()
+    for array in arrays:
+        array.flush()
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")  # last: it says "finished"
+    (folder / UNFINISHED).unlink(missing_ok=True)
     print(f"wrote {folder}")

@@ -107,19 +107,24 @@ class Setting:
         return {"hidden_size": target.config.hidden_size, "vocab_size": target.vocab_size}
 
 
-def make_setting(config: FrozenConfig, layers_of=lambda count: ()) -> Setting:
+def make_setting(
+    config: FrozenConfig, layers_of=lambda count: (), check=lambda target: None
+) -> Setting:
     """Loads the target and the text that the configuration names.
 
     Args:
       config: the configuration of a recipe of heads.
       layers_of: ``layers_of(count)``, the layers of a target with ``count`` layers whose hidden
         states the heads read besides those of the last layer.
+      check: ``check(shape)`` raises ConfigError, before any text is read, for the shape of a target
+        that the recipe cannot train on.
 
     Raises:
       ConfigError: the target or the text cannot be read, or do not fit each other.
     """
     vocabulary = tokenizer.load(config.data.tokenizer)
     lm = load_teacher(config.teacher, vocabulary, config.data.length)
+    check(lm.config)
     layers = layers_of(lm.config.num_layers)
     features.check_layers(layers, lm.config.num_layers)
     heldout, end_of_text = data.load_stream(config.data, "heldout")

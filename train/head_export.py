@@ -10,7 +10,7 @@ from specjax.drafters import registry
 from specjax.drafters.medusa import Medusa
 from specjax.types import Drafter
 
-from . import card, report, scale
+from . import card, checkpoint, report, scale
 from .config import ConfigError, resolved
 
 MODEL = "model"  # the folder within run.folder to which heads are exported
@@ -47,9 +47,12 @@ def export_heads(folder: Path, lm, drafter: Drafter, params) -> None:
 
 
 def finish(config, lm, drafter: Drafter, params, prompts: dict) -> None:
-    """Measures exported heads and writes their report, see ``report.finish``."""
+    """Measures exported heads, writes their report, see ``report.finish``, and marks the run as
+    finished."""
     where, layout = Path(config.run.folder) / MODEL, layout_of(lm, drafter, params)
     whose = lm.name, lm.checkpoint
     served = not getattr(drafter.config, "dependency_size", 0)  # an extension of a served layout
-    made = card.Export(where, layout, drafter.name, resolved(config), *whose, served=served)
+    settings = resolved(config)
+    made = card.Export(where, layout, drafter.name, settings, *whose, served=served)
     report.finish(config, made, lm, specjax.load_drafter(where, lm), prompts)
+    checkpoint.mark_finished(Path(config.run.folder), settings)

@@ -16,12 +16,14 @@ References: Hydra, 2402.05109.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 
 from specjax.drafters import hydra
 from specjax.drafters.prefix import prefix_config
+from specjax.models.config import DecoderConfig
 
 from . import frozen
 from .config import ConfigError
@@ -114,7 +116,22 @@ def make_hydra(config: HydraTrainingConfig, setting: frozen.Setting) -> Heads:
     )
 
 
+def check_prefix(config: HydraTrainingConfig, target: DecoderConfig) -> None:
+    """Raises ConfigError for a target whose rotary positions no prefix layer can have.
+
+    The layout gives the layer the target's rotary scaling, and rotates all features of its heads.
+    """
+    scaling = dict(target.rope_scaling or ())
+    if config.prefix and len(scaling.get("short_factor", ())) not in (0, target.head_dim // 2):
+        raise ConfigError(
+            f"prefix=true: teacher={config.teacher!r} has rotary positions of the rope_type "
+            f"{scaling.get('rope_type')!r} on {target.rotary_dim} of {target.head_dim} features of "
+            "a head, and a prefix layer, which rotates all of them, has no factors for the "
+            "others; give prefix=false, or take the recipe eagle3, eagle, block or heads"
+        )
+
+
 def run(config: HydraTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
-    setting = frozen.make_setting(config)
+    setting = frozen.make_setting(config, check=functools.partial(check_prefix, config))
     frozen.train(config, setting, make_hydra(config, setting), dry_run=dry_run)

@@ -83,7 +83,7 @@ def measure(
         print("planning      the best number of drafts, for the report", flush=True)
     facts = {
         "target": {"name": lm.name, "fingerprint": lm.checkpoint},
-        "drafter": {"name": drafter.name, "num_draft": drafter.num_draft},
+        "drafter": {"name": drafter.name, "num_draft": num_candidates(drafter)},
         "machine": f"{jax.device_count()} x {jax.devices()[0].device_kind}, jax {jax.__version__}",
         "new_tokens": decoding.new_tokens,
         "domains": domains,
@@ -92,6 +92,12 @@ def measure(
     }
     (folder / FILE).write_text(json.dumps(facts, indent=2) + "\n")
     return facts
+
+
+def num_candidates(drafter: specjax.types.Drafter) -> int:
+    """The tokens that a drafter drafts per round, without the passengers of its tree, which are
+    scored with them and are never accepted."""
+    return drafter.num_draft - drafter.num_passengers
 
 
 def read(folder: Path) -> dict:

@@ -20,16 +20,18 @@ References: Gloeckle et al., Better & Faster Large Language Models via Multi-tok
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads, over_rows
+from specjax.models.config import DecoderConfig
 
 from . import chunks, frozen, head_losses, joint
 from .config import ConfigError
-from .eagle3 import layer_config
+from .eagle3 import check_rotation, layer_config
 from .evaluate import Mean
 from .in_turn import in_turn
 from .rows import Heads, fresh, in_float32
@@ -62,6 +64,13 @@ class MTPHeadsTrainingConfig(joint.JointConfig):
 
 
 Config = MTPHeadsTrainingConfig
+
+
+def check_target(config: MTPHeadsTrainingConfig, target: DecoderConfig) -> None:
+    """Raises ConfigError for a target whose last layer heads cannot begin as copies of."""
+    if config.copied:
+        reason = "with copied=true the heads begin as copies of the target's last layer"
+        check_rotation(config.teacher, target, reason, "give copied=false")
 
 
 def make_heads(config: MTPHeadsTrainingConfig, setting: frozen.Setting) -> Heads:
@@ -185,7 +194,8 @@ def make_measure(made: Heads, target, read, config: MTPHeadsTrainingConfig):
 
 def run(config: MTPHeadsTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``, and a target beside it."""
-    setting = frozen.make_setting(config, lambda count: (count - 1,))
+    check = functools.partial(check_target, config)
+    setting = frozen.make_setting(config, lambda count: (count - 1,), check)
     made = make_heads(config, setting)
     if config.with_target:
         joint.train(config, setting, made, head_terms, dry_run=dry_run)

@@ -26,6 +26,7 @@ from specjax.text import drafter_names
 
 from . import (
     card,
+    checkpoint,
     corpora,
     data,
     decoding,
@@ -268,6 +269,7 @@ def run(config: OnlineConfig, *, dry_run: bool = False) -> None:
     made = card.Export(folder / "model", card.DRAFT, "draft", resolved(config), *whose)
     loaded = specjax.load(folder / "model", tokenizer=False)
     report.finish(config, made, teacher, loaded, sets, config.num_draft)
+    checkpoint.mark_finished(folder, resolved(config))
 
 
 def write_curve(folder: Path, home: dict[str, float], began: dict[str, float]) -> None:

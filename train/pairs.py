@@ -17,7 +17,7 @@ from specjax.models import lm as models
 from specjax.models.seq2seq import encoder_inputs
 
 from . import samples, tokenizer
-from .config import ConfigError, DataConfig
+from .config import ConfigError, check_unread
 from .writing import teller
 
 PAIRS = "pairs.npz"  # the file in ``run.folder`` that keeps what an encoder-decoder target wrote
@@ -253,7 +253,7 @@ def check_written(config) -> None:
     """Raises ConfigError if a target with an encoder is given texts that are not read."""
     reason = f"{config.teacher!r} has an encoder, and its drafter learns from sources alone"
     way_out = "give what the target reads as sources"
-    _check_unread(config, ("samples", "tokenizer", *UNREAD), reason, way_out)
+    check_unread(config.data, ("samples", "tokenizer", *UNREAD), reason, way_out)
 
 
 def check_sampled(config) -> None:
@@ -277,20 +277,7 @@ def check_sampled(config) -> None:
     reason = f"the drafter of {config.teacher!r}, a decoder-only target, learns from data.samples"
     reason += " alone, from each text as often"
     way_out = "give other files of the recipe regenerate as data.samples"
-    _check_unread(config, (*UNREAD, "samples_share"), reason, way_out)
-
-
-def _check_unread(config, names: tuple[str, ...], reason: str, way_out: str) -> None:
-    """Raises ConfigError if a field ``names`` of the section ``data`` is not as it is by itself."""
-    equal = dataclasses.replace(config.data, samples_share=()).samples_share  # it is filled in
-    usual = vars(DataConfig()) | {"samples_share": equal}
-    for name in names:
-        given = vars(config.data)[name]
-        if given != usual[name]:
-            shown = repr(list(given) if isinstance(given, tuple) else given)
-            shown = shown.lower() if isinstance(given, bool) else shown
-            share = f" (and data.{name}_share)" if f"{name}_share" in usual else ""
-            raise ConfigError(f"data.{name}={shown}: {reason}; leave it out{share}, or {way_out}")
+    check_unread(config.data, (*UNREAD, "samples_share"), reason, way_out)
 
 
 def sampled_pairs(config, teacher: models.LM) -> Pairs:

@@ -16,6 +16,7 @@ from specjax.models.config import DecoderConfig
 
 from . import (
     card,
+    checkpoint,
     chunks,
     data,
     early_exit,
@@ -179,6 +180,7 @@ def train_target(
     export.export(shape, exported(params), where, vocabulary)
     made = card.Export(where, card.TARGET, "target", resolved(config))
     report.finish(config, made)
+    checkpoint.mark_finished(Path(config.run.folder), resolved(config))
 
 
 def run(config: PretrainConfig, *, dry_run: bool = False) -> None:

@@ -25,7 +25,7 @@ from specjax.drafters import probe as probes
 from specjax.models.lm import LM, as_drafter
 from specjax.text import drafter_names
 
-from . import chunks, data, own_text, scale, tokenizer
+from . import checkpoint, chunks, data, own_text, scale, tokenizer
 from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, resolved
 from .distill import Pair
 from .evaluate import make_evaluate, mean
@@ -200,3 +200,4 @@ def fit_on_draft(
     where = Path(config.run.folder) / name
     save(where, params, draft)
     print(f"exported to {where}")
+    checkpoint.mark_finished(where.parent, resolved(config))

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from . import corpora, data, model, outlook, samples, talks, tokenizer, writing
-from .config import ConfigError, DataConfig
+from .config import ConfigError, DataConfig, check_split, check_unread
 from .teacher import load_teacher
 
 TRIAL = 16  # tokens of each row that a dry run generates
@@ -57,8 +57,10 @@ class RegenerateConfig:
             )
         if self.num_rows < self.shards:
             raise ConfigError(f"num_rows={self.num_rows}; accepted: at least {self.shards}")
-        if self.split not in ("train", "heldout"):
-            raise ConfigError(f"split={self.split!r}; accepted: train or heldout")
+        check_split(self.split)
+        reason = "the target continues or answers what data.corpus holds, and reads no other text"
+        way_out = "give that text as data.corpus, in a run of its own with another output"
+        check_unread(self.data, ("mixed", "samples"), reason, way_out)
         if not 0 <= self.greedy_share <= 1:
             raise ConfigError(f"greedy_share={self.greedy_share}; accepted: 0 to 1")
         if not 0 <= self.temperature < math.inf:

@@ -46,7 +46,7 @@ from specjax.models.seq2seq.config import EncoderDecoderConfig
 from specjax.models.seq2seq.encoder_inputs import encodes
 from specjax.types import PyTree
 
-from . import block, chunks, data, head_export, losses, scale, specdiff
+from . import block, checkpoint, chunks, data, head_export, losses, scale, specdiff
 from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, resolved
 from .evaluate import Mean, make_evaluate, mean
 from .loop import TrainingTask, estimate, fit
@@ -355,3 +355,4 @@ def run(config: SpecDecTrainingConfig, *, dry_run: bool = False) -> None:
         return estimate(task, config.optimizer, config.run, f"specdec: {words}")
     params = fit(task, resolved(config), config.optimizer, config.run)
     head_export.export_heads(Path(config.run.folder), teacher, drafter, params)
+    checkpoint.mark_finished(Path(config.run.folder), resolved(config))

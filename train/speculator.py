@@ -184,15 +184,24 @@ def first_phase(config: RecurrentConfig) -> RecurrentConfig:
     )
 
 
+def phases(config: RecurrentConfig) -> list[RecurrentConfig]:
+    """The configurations of the phases, as they are stored in their folders.
+
+    The second phase starts from the weights of the first, so ``init`` is the first one's alone.
+    """
+    if not config.text.steps:
+        return [config]
+    return [first_phase(config), dataclasses.replace(config, init="")]
+
+
 def run(config: RecurrentConfig, *, dry_run: bool = False) -> None:
     """Trains both phases, draws their curves, exports to ``run.folder/model``."""
-    phases = [first_phase(config)] if config.text.steps else []
-    for phase in (*phases, config):
+    first, *second = phases(config)
+    for phase in (first, *second):
         setting = frozen.make_setting(phase)
         heads = MAKERS[phase.kind](phase, setting)
-        if phase is config and phases and not dry_run:  # starts from the weights of the first phase
-            ended = dataclasses.replace(phase, init=f"{phases[0].run.folder}/{head_export.MODEL}")
+        if phase is not first and not dry_run:  # starts from the weights of the first phase
+            ended = dataclasses.replace(phase, init=f"{first.run.folder}/{head_export.MODEL}")
             start = frozen.starting_params(ended, setting.lm, heads)
             heads = dataclasses.replace(heads, params=start)
-            phase = dataclasses.replace(phase, init="")  # a folder that may be moved
         frozen.train(phase, setting, heads, dry_run=dry_run)

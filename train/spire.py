@@ -99,6 +99,14 @@ def blocks_of(target: DecoderConfig, count: int) -> DecoderConfig:
     return own
 
 
+def check_target(config: SPIReTrainingConfig, target: DecoderConfig) -> None:
+    """Raises ConfigError for a target whose layers no drafter can be made of."""
+    reason = "the drafter consists of copies of the target's layers"
+    way_out = "give another target, or take the recipe eagle3, eagle, block or heads"
+    eagle3.check_rotation(config.teacher, target, reason, way_out)
+    blocks_of(target, config.num_layers)
+
+
 def make_spire(config: SPIReTrainingConfig, setting: frozen.Setting) -> Heads:
     """Makes a drafter of copies of the last layers of a setting's target."""
     lm, count = setting.lm, config.num_layers
@@ -205,6 +213,6 @@ def make_loss(made: Heads, target, read, config: SPIReTrainingConfig):
 def run(config: SPIReTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
     last = lambda count: tuple(range(count - config.num_layers, count))  # noqa: E731
-    setting = frozen.make_setting(config, last)
+    setting = frozen.make_setting(config, last, functools.partial(check_target, config))
     made = make_spire(config, setting)
     frozen.train(config, setting, made, dry_run=dry_run, make_loss=make_loss)

@@ -31,9 +31,9 @@ def load_teacher(name: str, vocabulary: tokenizers.Tokenizer, length: int) -> lm
             f"teacher={name!r} has another tokenizer than data.tokenizer: give "
             f"data.tokenizer={name!r}, the teacher's own"
         )
-    if length > teacher.config.max_positions:
+    most = teacher.max_positions  # its context, which may be shorter than its config says
+    if most is not None and length > most:
         raise ConfigError(
-            f"data.length={length}: teacher={name!r} reads up to {teacher.config.max_positions} "
-            "tokens; give no more"
+            f"data.length={length}: teacher={name!r} reads up to {most} tokens; give no more"
         )
     return teacher

@@ -19,6 +19,7 @@ from ..decoding import reference
 from ..drafters import DraftModel
 from ..models.lm import LM
 from ..sampling.distribution import Sampling
+from ..trees.ops import whole
 from ..types import Rule, Scores, Target
 from . import exact_law
 from .audit_cases import FIXED, Case, cases
@@ -221,8 +222,9 @@ def audit_samples(
       an ``AuditReport`` with one finding for each comparison.
 
     Raises:
-      ValueError: there are too few tokens, a token id is not in the vocabulary, the settings depend
-        on earlier tokens, or the false-alarm rate is out of range.
+      ValueError: there are too few tokens, a prompt is empty, a token id is no whole number or not
+        in the vocabulary, a sample is longer than the model's context, the settings depend on
+        earlier tokens, or the false-alarm rate is out of range.
     """
     if not 0 < false_alarm < 1:
         raise ValueError(f"false_alarm={false_alarm} must be in (0, 1)")
@@ -231,20 +233,14 @@ def audit_samples(
             "sampling: penalties and logits processors depend on earlier tokens; audit samples "
             "that were drawn without them"
         )
-    rows = [(_ids(lm, prompt), [int(t) for t in new]) for prompt, new in samples]
+    rows = [_row(lm, number, *sample) for number, sample in enumerate(samples, start=1)]
     rows = [(prompt, new) for prompt, new in rows if new]
-    total, vocab = sum(len(new) for _, new in rows), lm.target.vocab_size
+    total = sum(len(new) for _, new in rows)
     least = 1 if sampling.greedy else LEAST_TOKENS
     if total < least:
         raise ValueError(
             f"samples: {total} tokens are too few; give at least {least}, and 20,000 or more to "
             "find a small bias"
-        )
-    worst = max(max(new) for _, new in rows)
-    if worst >= vocab or min(min(new) for _, new in rows) < 0:
-        raise ValueError(
-            f"samples: the token ids go up to {worst}, and {lm.name} has {vocab} tokens: the "
-            "samples are of another tokenizer"
         )
     subject = f"{len(rows)} samples, {total:,} tokens, against the law of {lm.name}"
     laws = _laws(lm, rows, sampling, batch)
@@ -254,12 +250,42 @@ def audit_samples(
     return AuditReport(subject=subject, findings=tuple(findings), false_alarm=false_alarm)
 
 
-def _ids(lm: LM, prompt) -> list[int]:
-    if not isinstance(prompt, str):
-        return [int(t) for t in prompt]
-    if lm.tokenizer is None:
-        raise ValueError(f"samples: {lm.name} has no tokenizer; give prompts as token ids")
-    return [int(t) for t in lm.tokenizer.encode(prompt)]
+def _row(lm: LM, number: int, prompt, new) -> tuple[list[int], list[int]]:
+    """Returns the token ids of a sample's prompt and its new ones.
+
+    Args:
+      lm: the model.
+      number: of the sample, counted from 1, for the error.
+      prompt, new: see ``audit_samples``.
+
+    Raises:
+      ValueError: the model cannot have written the sample.
+    """
+    which, vocab, context = f"samples: sample {number}", lm.target.vocab_size, lm.max_positions
+    if isinstance(prompt, str):
+        if lm.tokenizer is None:
+            raise ValueError(f"{which}: {lm.name} has no tokenizer; give prompts as token ids")
+        prompt = lm.tokenizer.encode(prompt)
+    prompt, new = ([whole(token, which) for token in tokens] for tokens in (prompt, new))
+    if not prompt:
+        raise ValueError(
+            f"{which}: its prompt is empty, and the model's first law is that after a token; give "
+            "at least the token with which the engine began"
+        )
+    for what, tokens in (("prompt", prompt), ("tokens", new)):
+        wrong = [token for token in tokens if not 0 <= token < vocab]
+        if wrong:
+            raise ValueError(
+                f"{which}: {what} has the token id {wrong[0]}, and {lm.name} has the token ids 0 "
+                f"to {vocab - 1}: the sample is of another tokenizer; give the engine's model"
+            )
+    size = len(prompt) + len(new)
+    if context is not None and size > context:
+        raise ValueError(
+            f"{which}: its prompt and its tokens are {size} tokens, and the context of {lm.name} "
+            f"has {context}; leave the sample out, or cut its tokens"
+        )
+    return prompt, new
 
 
 def _laws(lm: LM, rows, sampling: Sampling, batch: int):

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from .. import trees
-from .calculator_inputs import Rates, check_ranges, passes_of, rates_of, shape_of
+from .calculator_inputs import Rates, check_ranges, given_rates, passes_of, rates_of, shape_of
 from .plan.predict import Costs, Rounds
 from .tree_search import expected_tokens
 
@@ -271,8 +271,8 @@ def calculate(
       a ``Calculation``.
 
     Raises:
-      ValueError: a number is out of its range, ``acceptance`` and ``tau`` are both given or both
-        missing, or there are too few rates for the draft.
+      ValueError: a number is out of its range or of another kind, ``acceptance`` and ``tau`` are
+        both given or both missing, or there are too few rates for a depth of the draft.
 
     Example::
 
@@ -289,6 +289,8 @@ def calculate(
         "new_tokens": new_tokens,
     }
     check_ranges(knee, pass_seconds, most=most, **costs)
+    costs |= {name: int(costs[name]) for name in ("batch", "prompt", "new_tokens")}
+    acceptance = given_rates(acceptance)
     shape = shape_of(acceptance, num_draft, tree)
     rates = rates_of(acceptance, tau, shape, most)
     machine = _Machine(
@@ -308,6 +310,6 @@ def calculate(
         chains=chains,
         acceptance=rates.tolist(),
         shape=tree if isinstance(tree, str) else repr(shape),
-        batch=batch,
+        batch=costs["batch"],
         unit="passes" if pass_seconds is None else "s",
     )

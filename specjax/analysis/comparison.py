@@ -182,8 +182,8 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
         )
     if isinstance(options.drafter, Retrieval) and options.drafter.session is not None:
         raise ValueError(
-            "drafter: this Retrieval has a session, which learns the answer in the first of several "
-            "runs and copies it in the others; compare with a Retrieval without a session"
+            "drafter: this Retrieval has a session, which learns the answer in the first run and "
+            "copies it in the others; compare with a Retrieval without a session"
         )
     rule = acceptance.named(options.drafting.rule)
     drafting, coupled = Drafting(), False

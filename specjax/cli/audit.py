@@ -151,7 +151,11 @@ def read_samples(path: str) -> list[tuple]:
     """
 
     def convert(record):
-        return record["prompt"], [int(token) for token in record["tokens"]]
+        prompt, tokens = record["prompt"], record["tokens"]
+        ids = tokens if isinstance(prompt, str) else [*prompt, *tokens]
+        if isinstance(tokens, str) or not all(type(token) is int for token in ids):
+            raise TypeError
+        return prompt, tokens
 
     expected = (
         'give {"prompt": text or token ids, "tokens": token ids}; a text in place of token ids '

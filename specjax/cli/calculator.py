@@ -9,7 +9,7 @@ from pathlib import Path
 
 import specjax
 
-LEAST_MS = 1e-9  # of a pass
+LEAST_MS, MOST_MS = 1e-9, 1e18  # of a pass
 
 
 def add(commands) -> None:
@@ -114,10 +114,19 @@ def add(commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Computes and prints the tables; returns the exit code."""
-    from ..analysis.calculator_picture import picture
+    from ..analysis.calculator_picture import COLOURS, picture
 
-    if arguments.pass_ms is not None and not LEAST_MS <= arguments.pass_ms < math.inf:
-        raise ValueError(f"--pass-ms {arguments.pass_ms:g}: give milliseconds, at least {LEAST_MS}")
+    if arguments.pass_ms is not None and not LEAST_MS <= arguments.pass_ms <= MOST_MS:
+        raise ValueError(
+            f"--pass-ms {arguments.pass_ms:g}: give milliseconds, at least {LEAST_MS} and at most "
+            f"{MOST_MS:g}"
+        )
+    if arguments.picture and len(arguments.batch) > len(COLOURS):
+        raise ValueError(
+            f"--batch {' '.join(map(str, arguments.batch))}: a picture has colours for "
+            f"{len(COLOURS)} sizes of the batch, not for {len(arguments.batch)}; give fewer, or "
+            "leave --picture out"
+        )
     if arguments.picture and Path(arguments.picture).suffix != ".svg":
         raise ValueError(f"--picture {arguments.picture}: it is drawn as SVG; give a name of .svg")
     if arguments.picture and not Path(arguments.picture).absolute().parent.is_dir():

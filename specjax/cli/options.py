@@ -283,7 +283,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
     settings = {name: getattr(arguments, name) for name in names}
     if arguments.grammar:
         settings["logits_processor"] = processors.json_text(lm)
-    num, tree = arguments.num_draft, arguments.tree or None
+    num, tree = arguments.num_draft, arguments.tree
     lookup = {"longest": arguments.prompt_lookup_max, "shortest": arguments.prompt_lookup_min}
     lookup = {name: value for name, value in lookup.items() if value is not None}
     layers = {name: getattr(arguments, name) for name in ("exit", "skip")}
@@ -336,6 +336,7 @@ def options_of(arguments: argparse.Namespace, lm) -> dict:
     elif arguments.session:
         drafter = sessions.session_of(lm, drafter, arguments.session, arguments.session_tokens)
     if lookup:
+        auto_number.check_one_shape(num, tree)  # the number becomes a setting of the drafter
         drafter, num = _lookup(drafter, num, lookup), None
     return {
         "drafter": drafter,

@@ -16,6 +16,7 @@ from ..models import load_config
 from ..models.model_folder import config_folder
 from ..models.seq2seq import encoder_inputs
 from ..models.seq2seq.config import EncoderDecoderConfig
+from ..serving import jsonl_input
 
 # This text was held out from the training of the embedded model.
 PROMPT = """\
@@ -225,11 +226,13 @@ def _lines(file: str | Path) -> list[tuple[str, str]]:
       ValueError: the file cannot be read, or holds no prompt.
     """
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise ValueError(f"--prompts {file} is not UTF-8 text") from None
+        content = Path(file).read_bytes()
     except OSError as error:
         raise ValueError(f"--prompts {file}: {error.strerror}") from None
+    try:  # divided as ``serve-offline`` does it
+        lines = [jsonl_input.plain(line) for line in content.split(b"\n")]
+    except ValueError:
+        raise ValueError(f"--prompts {file} is not UTF-8 text") from None
     numbered = enumerate(lines, start=1)
     found = [(f"--prompts {file}, line {n}", line) for n, line in numbered if line.strip()]
     if not found:

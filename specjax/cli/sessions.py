@@ -45,7 +45,8 @@ def retrieval_of(lm, arguments: argparse.Namespace) -> Retrieval:
         session = session_of(
             lm, own or retrieval.USUAL, arguments.session, arguments.session_tokens
         )
-    return Retrieval(lm, arguments.datastore, own, getattr(arguments, "batch", 8), session)
+    rows = max(1, getattr(arguments, "batch", 8))  # a batch of none is refused by its own name
+    return Retrieval(lm, arguments.datastore, own, rows, session)
 
 
 def save_session(arguments: argparse.Namespace, options: dict) -> None:

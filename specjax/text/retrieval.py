@@ -9,12 +9,13 @@ import jax
 import numpy as np
 
 from .. import trees
+from .._internal.host import check_table_fits
 from ..drafters import context_index
 from ..drafters.datastore import Datastore, sorted_places
 from ..drafters.indexed import IndexedDrafter, TextTable
 from ..drafters.suffix import Suffix
 from ..models.lm import LM
-from .session import Session, fingerprint
+from .session import LARGEST, Session, fingerprint
 
 USUAL = Suffix(topology=trees.Expand(8, 8, 16))  # the drafter, unless another one is given
 MATCHES, AFTER = 16, 48  # the matches that are taken for a row, and the tokens after each
@@ -34,12 +35,14 @@ class Retrieval(Session):
       path: the folder of a datastore, from ``specjax datastore build``.
       drafter: an ``IndexedDrafter``; None: that of ``session``, or without one ``Suffix`` with a
         tree of 16 tokens.
-      rows: the most rows of a request, which determine the size of the table.
+      rows: the rows of a request for which the table has room at first. Where more rows find more
+        than that, the table grows, and the programs that read it are compiled anew.
       session: a ``Session`` of the same target, or None.
 
     Raises:
-      ValueError: the folder holds no datastore, the datastore was made with another tokenizer, or
-        the session belongs to another target.
+      TypeError: the drafter reads no table of texts.
+      ValueError: the folder holds no datastore, the datastore was made with another tokenizer,
+        the session belongs to another target, or ``rows`` is no whole number or out of range.
 
     Example::
 
@@ -61,8 +64,12 @@ class Retrieval(Session):
     ):
         usual = USUAL if session is None else session.drafter
         own = usual if drafter is None else drafter
-        size = rows * MATCHES * (own.longest + AFTER + 1)
-        super().__init__(lm, own, 1 << (size - 1).bit_length())
+        if not isinstance(own, IndexedDrafter):
+            raise TypeError(
+                f"drafter={own!r:.60}: give an object of specjax.drafters.Suffix or "
+                "specjax.drafters.SAM, or leave it out"
+            )
+        super().__init__(lm, own, _capacity(rows, own))
         self.store = Datastore(path)
         if self.store.tokenizer != fingerprint(lm):
             raise ValueError(
@@ -102,6 +109,9 @@ class Retrieval(Session):
 
         Args:
           texts: the token ids of each row that is still decoded, int32 ``[n]`` each.
+
+        Raises:
+          ValueError: no table can hold the matches of so many rows.
         """
         known, found = set(), []
         for text in texts:
@@ -109,7 +119,28 @@ class Retrieval(Session):
             fresh = [place for place in places.tolist() if place not in known]
             known.update(fresh)
             found += self.store.texts_around(np.asarray(fresh), self.drafter.longest, AFTER)
-        self.table = table_of(found, self.capacity, self.drafter)
+        capacity = self.capacity
+        if sum(len(text) + 1 for text in found) > capacity:
+            capacity = max(capacity, _capacity(len(texts), self.drafter))
+        self.table = table_of(found, capacity, self.drafter)
+
+
+def _capacity(rows: int, drafter: IndexedDrafter) -> int:
+    """Returns the tokens of a table that has room for all matches of so many rows.
+
+    Raises:
+      ValueError: there is no such table.
+    """
+    each = MATCHES * (drafter.longest + AFTER + 1)
+    whole = isinstance(rows, int | np.integer) and not isinstance(rows, bool)
+    if not whole or not 1 <= rows <= LARGEST // each:
+        raise ValueError(
+            f"rows={rows!r:.60}: give a whole number from 1 to {LARGEST // each}, and decode more "
+            "rows in several requests"
+        )
+    capacity = 1 << (int(rows) * each - 1).bit_length()
+    check_table_fits(8 * capacity, f"rows={rows}", "give fewer rows")
+    return capacity
 
 
 def table_of(texts: Sequence[np.ndarray], capacity: int, drafter: IndexedDrafter) -> TextTable:

@@ -7,8 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 
-MOST_NODES = 1024  # of a draft, and of the candidates while one is grown: masks are [N, N]
+import numpy as np
+
+from .ops import whole
+
+# of a draft, and of the tree of extended paths while one is grown: masks are [N, N]
+MOST_NODES = 1024
 SHARPEST = 1000  # finite logits of up to 1e35 stay finite
 SETTINGS = {"gain": float, "branch": float, "sharpness": float}  # of ``Expand``, as texts name them
 
@@ -17,6 +23,29 @@ def bounded(nodes: int, what: str) -> None:
     """Raises ``ValueError`` for more nodes than a draft may have."""
     if nodes > MOST_NODES:
         raise ValueError(f"{what} has {nodes} nodes; at most {MOST_NODES} are allowed")
+
+
+def _keep_whole(shape, *names: str) -> None:
+    """Turns fields of a shape into ints.
+
+    Raises:
+      ValueError: a field is no whole number.
+    """
+    for name in names:
+        number = whole(getattr(shape, name), f"{type(shape).__name__}, {name}")
+        object.__setattr__(shape, name, number)
+
+
+def _check_number(shape, name: str) -> None:
+    """Raises ``ValueError`` unless a field of a shape is a number that a float can hold."""
+    value = getattr(shape, name)
+    try:
+        if isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_):
+            float(value)
+            return
+    except OverflowError:
+        pass
+    raise ValueError(f"{type(shape).__name__}, {name}: {value!r:.60} is no number, such as 0.5")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +87,10 @@ class Expand:
     none for ``sharpness``.
 
     Raises:
-      ValueError: a number is out of range, ``nodes`` is more than all paths that can be found, or
-        ``gain`` and ``siblings`` are both given.
+      ValueError: a size is no whole number, a setting is no number, a number is out of range,
+        ``nodes`` is more than all paths that can be found, the draft or the tree of extended paths
+        has more than ``MOST_NODES`` nodes, a path is extended by as many tokens, or ``gain`` and
+        ``siblings`` are both given.
     """
 
     width: int
@@ -71,6 +102,9 @@ class Expand:
     sharpness: float = 1.0
 
     def __post_init__(self):
+        _keep_whole(self, "width", "depth", "nodes", "siblings")
+        for name in SETTINGS:
+            _check_number(self, name)
         if min(self.width, self.depth, self.nodes) < 1 or not 0 <= self.gain < math.inf:
             raise ValueError(f"{self}: width, depth and nodes must be at least 1, gain at least 0")
         if not 1 <= self.sharpness <= SHARPEST:
@@ -79,7 +113,10 @@ class Expand:
             raise ValueError(f"{self}: branch is a probability, from 0 to 1")
         if self.siblings < 0 or (self.siblings and self.gain):
             raise ValueError(f"{self}: siblings must be at least 0, and 0 where gain is above 0")
+        bounded(self.num_nodes, f"a draft of {self}")
         bounded(1 + self.width * (self.depth - 1), f"the tree of extended paths of {self}")
+        # so the paths that are found, of which the draft is chosen, are at most MOST_NODES squared
+        bounded(1 + max(self.width, self.children), f"a depth of {self}")
         most, extended = 0, 1
         for _ in range(self.depth):
             most += extended * self.children
@@ -138,8 +175,11 @@ def whole_families(siblings: int, depth: int, nodes: int) -> Expand:
     counts the root too.
 
     Raises:
-      ValueError: a number is less than 1, or ``nodes`` is more than all paths that can be found.
+      ValueError: a number is no whole number or less than 1, ``nodes`` is more than all paths that
+        can be found, or there are more than ``MOST_NODES`` nodes, see ``Expand``.
     """
+    siblings = whole(siblings, "whole_families, siblings")
+    depth, nodes = whole(depth, "whole_families, depth"), whole(nodes, "whole_families, nodes")
     if min(siblings, depth, nodes) < 1:
         raise ValueError(
             f"jetspec:{siblings}x{depth}x{nodes}: children, depth and nodes must be at least 1"
@@ -164,13 +204,15 @@ class Beams:
     draft of fixed size keeps them, which costs nothing.
 
     Raises:
-      ValueError: ``width`` or ``depth`` is less than 1, or the nodes are more than ``MOST_NODES``.
+      ValueError: ``width`` or ``depth`` is no whole number or less than 1, or the nodes are more
+        than ``MOST_NODES``.
     """
 
     width: int
     depth: int
 
     def __post_init__(self):
+        _keep_whole(self, "width", "depth")
         if min(self.width, self.depth) < 1:
             raise ValueError(f"{self}: width and depth must be at least 1")
         bounded(self.num_nodes, str(self))
@@ -199,13 +241,14 @@ class Follow:
       ranks: the number of tokens at each depth.
 
     Raises:
-      ValueError: ``depth`` or ``ranks`` is less than 1.
+      ValueError: ``depth`` or ``ranks`` is no whole number or less than 1.
     """
 
     depth: int
     ranks: int
 
     def __post_init__(self):
+        _keep_whole(self, "depth", "ranks")
         if min(self.depth, self.ranks) < 1:
             raise ValueError(f"{self}: depth and ranks must be at least 1")
 

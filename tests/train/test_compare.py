@@ -31,6 +31,7 @@ def test_heads_draw_above_temperature_0_as_in_generate(monkeypatch, tmp_path, te
         one = np.ones(2, np.int32)
         return {"rounds": one, "emitted": one, "accepted_at": np.zeros((2, 2), np.int32)}
 
+    monkeypatch.setattr(Medusa, "num_passengers", 1)  # which do not count as drafted
     monkeypatch.setattr(specjax, "load", lambda name: lm)
     monkeypatch.setattr(specjax, "load_drafter", load_drafter)
     monkeypatch.setattr(compare, "read_prompts", lambda lm, count: (np.zeros((2, 3)), np.ones(2)))
@@ -46,5 +47,6 @@ def test_heads_draw_above_temperature_0_as_in_generate(monkeypatch, tmp_path, te
     compare.run(made)
     assert decoded == ways
     told = (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()
+    assert [int(line.split("|")[4]) for line in told[4:]] == [1, 3, 3]
     what = f"τ of heads of embedded at temperature {temperature:g}, on the last 2 held-out prompts"
     assert told[0].startswith(what) and told[2].startswith("| drafter |")

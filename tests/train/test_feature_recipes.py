@@ -17,7 +17,11 @@ from specjax.train import (
     evaluate,
     frozen,
     head_export,
+    hydra,
+    model,
+    mtp_heads,
     report,
+    spire,
     unroll,
 )
 from specjax.train.rows import make_reader
@@ -28,6 +32,8 @@ from training_toys import logits_of
 import specjax
 from specjax import trees
 from specjax.drafters.block import usual_layers
+from specjax.models import CausalLM, DecoderConfig
+from specjax.models.lm import LM
 from specjax.trees import expand
 from specjax.types import Context, Draft, Segment
 
@@ -66,6 +72,60 @@ def test_heads_that_their_authors_layout_cannot_hold_are_exported_in_another(pla
     head_export.export_heads(tmp_path, setting.lm, built.drafter, built.publish(built.params))
     found = specjax.load_drafter(tmp_path / head_export.MODEL, setting.lm)
     assert found.drafter.config == built.drafter.config
+
+
+@pytest.fixture(scope="module")
+def stretched():
+    """A target with the rotary scaling ``longrope`` on six of the eight features of a head."""
+    scaling = dict(rope_type="longrope", original_max_position_embeddings=64)
+    scaling |= dict(short_factor=(1.0, 1.1, 1.3), long_factor=(1.0, 2.0, 3.0))
+    sizes = dict(vocab_size=320, hidden_size=16, intermediate_size=32, num_layers=3, num_heads=2)
+    sizes |= dict(num_kv_heads=2, head_dim=8, max_positions=256, rotary_fraction=0.75)
+    shape = DecoderConfig(
+        model_type="phi3",
+        **sizes,
+        tie_embeddings=False,
+        rope_scaling=tuple(sorted(scaling.items())),
+    )
+    return LM(CausalLM(shape), model.create(shape, 0)[1], None, "long", "")
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "fields"),
+    [
+        (eagle3.make_eagle3, eagle3.Config, dict(layers=(0, 1), hidden_size=8, head_dim=4)),
+        (block.make_block, block.Config, dict(layers=(1,), num_layers=1)),
+        (mtp_heads.make_heads, mtp_heads.Config, dict(copied=False)),
+    ],
+)
+def test_new_layers_for_a_target_with_longrope_have_plain_rotary_positions(
+    stretched, tmp_path, make, kind, fields
+):
+    setting = frozen.Setting(stretched, 0, None, {}, np.arange(320, 0, -1.0) / 1e6, {})
+    built = make(kind(num_heads=2, **fields), setting)
+    shape = built.drafter.config
+    layer = shape.layer if hasattr(shape, "layer") else shape.layers
+    assert layer.rope_scaling is None and layer.max_positions == 64
+    head_export.export_heads(tmp_path, stretched, built.drafter, built.publish(built.params))
+    found = specjax.load_drafter(tmp_path / head_export.MODEL, stretched)
+    assert found.drafter.config == shape
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fields", "words"),
+    [
+        (hydra, ["prefix=true"], "prefix=true: .*'longrope' on 6 of 8 .*; give prefix=false"),
+        (spire, ["num_layers=1"], "copies of the target's layers; .* take the recipe eagle3"),
+        (mtp_heads, [], "with copied=true .*; give copied=false"),
+    ],
+)
+def test_layers_that_a_target_with_longrope_cannot_give_are_refused_before_text_is_read(
+    stretched, monkeypatch, recipe, fields, words
+):
+    monkeypatch.setattr(frozen, "load_teacher", lambda *given: stretched)
+    monkeypatch.setattr(frozen.data, "load_stream", lambda *given: pytest.fail("text is read"))
+    with pytest.raises(config.ConfigError, match=words):
+        recipe.run(config.load(recipe.Config, None, fields))
 
 
 def test_weights_that_are_left_out_are_the_authors_of_the_kind_and_move_in_the_run(tmp_path):

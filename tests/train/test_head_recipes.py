@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -24,6 +25,7 @@ from specjax.train import (
     joint,
     measured,
     medusa2,
+    regenerate,
     report,
     tokenizer,
 )
@@ -33,6 +35,7 @@ from training_toys import logits_of
 
 import specjax
 
+FEW = "new_tokens=4"
 SMALL = ["num_heads=2", "optimizer.warmup=2", "optimizer.decay_share=0.0", "run.save_every=5"]
 SMALL += ["decoding.num_prompts=4", "decoding.batch=4", "decoding.new_tokens=8"]
 SMALL += [
@@ -141,6 +144,57 @@ def test_features_of_another_target_tokenizer_version_or_length_are_refused(plac
         setting_of(place, heads.HeadsConfig, stored, "data.length=32")
     with pytest.raises(config.ConfigError, match="run the recipe `features` first"):
         setting_of(place, heads.HeadsConfig, "features=nowhere")
+
+
+def test_another_request_for_a_finished_folder_is_refused(place, stored, capsys):
+    root, train, teacher = place
+    fields = [teacher, "num_rows=16", f"output={root / 'features'}"]
+    fields += [f'data.samples=["{root / "samples.npz"}"]', "data.samples_share=[0.5]"]
+    assert train("features", *fields, "data.eval_rows=8") == 0
+    for field, said in (
+        ("num_rows=8", "num_rows: 16 -> 8"),
+        ("layers=[0]", r"layers: [] -> [0]"),
+        ("top_k=2", "top_k: 0 -> 2"),
+        ("split=heldout", "split: 'train' -> 'heldout'"),
+        ("data.seed=1", "data.seed: 0 -> 1"),
+    ):
+        assert train("features", *fields, field) == 2
+        assert said in capsys.readouterr().err
+    record = root / "features" / features.RECORD
+    kept = record.read_text()
+    old = {name: x for name, x in json.loads(kept).items() if name != features.REQUEST}
+    record.write_text(json.dumps(old))  # of a version that did not say what was asked for
+    assert train("features", *fields, "num_rows=8") == 0
+    record.write_text(kept)
+
+
+def test_features_that_were_stopped_go_on_to_the_same_files(place, monkeypatch, capsys):
+    root, train, teacher = place
+    fields = [teacher, "num_rows=16", "top_k=2", "layers=[0]"]
+    assert train("features", *fields, f"output={root / 'at_once'}") == 0
+    monkeypatch.setattr(features, "PAUSE", 0.0)
+    unpacked, read = data.unpacked, []
+
+    def stopped(batch):
+        read.append(batch)
+        if len(read) == 3:
+            raise KeyboardInterrupt
+        return unpacked(batch)
+
+    monkeypatch.setattr(data, "unpacked", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        train("features", *fields, f"output={root / 'stopped'}")
+    monkeypatch.setattr(data, "unpacked", unpacked)
+    assert not (root / "stopped" / features.RECORD).exists()
+    shutil.copytree(root / "stopped", root / "other")
+    assert train("features", *fields, f"output={root / 'stopped'}") == 0
+    assert "goes on after 8 of 16 rows" in capsys.readouterr().out
+    names = sorted(path.name for path in (root / "at_once").iterdir())
+    assert names == sorted(path.name for path in (root / "stopped").iterdir())
+    for name in names:
+        assert (root / "at_once" / name).read_bytes() == (root / "stopped" / name).read_bytes()
+    assert train("features", *fields, "data.seed=1", f"output={root / 'other'}") == 0  # anew
+    assert "goes on after" not in capsys.readouterr().out
 
 
 def test_layers_that_are_not_stored_are_computed_in_each_step_over_the_same_rows(place, stored):
@@ -326,11 +380,21 @@ def test_a_run_that_goes_on_computes_what_it_would_have_computed(place, stored):
     assert found[0].read_bytes() == found[1].read_bytes()
 
 
-def test_medusa_2_moves_the_target_after_the_heads_warm_up_and_exports_both(place):
+def test_medusa_2_moves_the_target_after_the_heads_warm_up_and_exports_both(place, monkeypatch):
+    def stop(*given):
+        raise KeyboardInterrupt
+
     root, train, teacher = place
     fields = [teacher, *SMALL, "head_warmup=10", "run.steps=16", "optimizer.rate=0.05"]
     fields += ["decoding.num_prompts=0", "run.save_every=10"]
+    with monkeypatch.context() as patch:  # stopped between the target's report and the heads
+        patch.setattr(head_export, "export_heads", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train("medusa2", *fields, f"run.folder={root / 'two'}")
+    assert (root / "two" / report.PAGE).is_file()
+    assert not (root / "two" / checkpoint.FINISHED).exists()
     assert train("medusa2", *fields, f"run.folder={root / 'two'}") == 0
+    assert (root / "two" / checkpoint.FINISHED).is_file()
     before = specjax.load(teacher.partition("=")[2])
     after = specjax.load(root / "two" / "target")
     assert after.fingerprint != before.fingerprint
@@ -369,6 +433,10 @@ def test_while_heads_warm_up_the_target_stands_still():
         (medusa2.Medusa2Config, ["kind=blockwise"], "this recipe is Medusa-2's"),
         (medusa2.Medusa2Config, ["target_share=0"], "target_share=0.0; accepted: above 0"),
         (features.FeaturesConfig, ["num_rows=10"], "a multiple of data.batch=16"),
+        (features.FeaturesConfig, ["split=test"], "split='test'; accepted: train or heldout"),
+        (regenerate.Config, ["split=test", FEW], "split='test'; accepted: train or heldout"),
+        (regenerate.Config, [FEW, 'data.mixed=["packages"]'], "data.mixed=.*give that text as"),
+        (regenerate.Config, [FEW, 'data.samples=["a"]'], "data.samples=.*and data.samples_share"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_the_way_out(tmp_path, kind, words, message):

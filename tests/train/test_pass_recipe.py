@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from specjax.train import block, config, frozen, pass_embeddings, report
+from specjax.train import block, config, frozen, measured, pass_embeddings, report
 from specjax.train.evaluate import weighed
 from specjax.train.rows import make_reader
 from specjax.train.step import make_keys
 
 import specjax
+from specjax.checkpoints import HeadLM
 from specjax.models.causal_lm import graph_definition
 
 SMALL = ["num_heads=2", "num_anchors=6", "optimizer.warmup=2", "optimizer.decay_share=0.0"]
@@ -84,6 +85,15 @@ def test_the_loss_has_a_gradient_for_every_vector(place):
 
     slope = jax.jit(jax.grad(value))(built.params)
     assert (np.abs(np.asarray(slope["embeddings"])).max(axis=1) > 1e-6).all()
+
+
+def test_passengers_do_not_count_as_drafted_tokens(place, tmp_path):
+    made, setting, built = made_for(place)
+    loaded = HeadLM(built.drafter, built.params, "pass", "", setting.lm.checkpoint)
+    facts = measured.measure(tmp_path, setting.lm, loaded, {}, made.decoding, made.report)
+    assert built.drafter.num_passengers > 0
+    assert facts["drafter"]["num_draft"] == built.drafter.tree.num_nodes - 1
+    assert measured.read(tmp_path) == facts
 
 
 def test_vectors_are_trained_exported_and_drafted_with(place):

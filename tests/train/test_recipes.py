@@ -76,6 +76,25 @@ def test_a_teacher_with_another_tokenizer_or_a_shorter_context_is_refused(place)
         load_teacher("embedded", tokenizer.load("embedded"), 9999)
 
 
+def test_the_context_of_a_target_with_longrope_is_its_original_one(place, monkeypatch):
+    import dataclasses
+
+    from specjax.train import teacher as teachers
+
+    found = teachers.lm.load(str(place.root / "target" / "model"))
+    shape = found.config
+    scaling = dict(rope_type="longrope", original_max_position_embeddings=32)
+    scaling["short_factor"] = (1.0,) * (shape.head_dim // 2)
+    shape = dataclasses.replace(shape, rope_scaling=tuple(sorted(scaling.items())))
+    assert shape.max_positions > 64
+    target = dataclasses.replace(found.target, config=shape)
+    long = dataclasses.replace(found, target=target)
+    monkeypatch.setattr(teachers.lm, "load", lambda *given, **how: long)
+    assert load_teacher("long", tokenizer.load("embedded"), 32) is long
+    with pytest.raises(config.ConfigError, match="data.length=33: .* up to 32 tokens"):
+        load_teacher("long", tokenizer.load("embedded"), 33)
+
+
 @pytest.mark.parametrize(
     ("recipe", "field"),
     [(name, "data.samples") for name in ("distill", "heads", "features")]

@@ -346,11 +346,17 @@ def test_a_run_that_has_ended_or_is_another_one_loads_nothing(tmp_path, monkeypa
     assert command("run.steps=2") == 0 and len(ran) == 1
     checkpoint.record_config(folder, config.resolved(ran[0]))
     (folder / "checkpoints" / "2").mkdir(parents=True)
-    assert command("run.steps=2") == 0 and len(ran) == 2  # it has no report yet
-    (folder / "report.html").touch()
     assert command("run.steps=2") == 0 and len(ran) == 2
+    (folder / "report.html").touch()  # which the recipe report writes, and an unfinished run
+    assert command("run.steps=2") == 0 and len(ran) == 3
+    checkpoint.mark_finished(folder, config.resolved(ran[0]))
+    assert command("run.steps=2") == 0 and len(ran) == 3
     assert "is at step 2 already, its last, and was exported" in capsys.readouterr().out
-    assert command("run.steps=2", "data.batch=8") == 2 and len(ran) == 2
+    assert command("run.steps=2", "data.batch=8") == 2 and len(ran) == 3
     assert "data.batch: 16 -> 8" in capsys.readouterr().err
-    assert command("run.steps=2", "data.batch=8", "--dry-run") == 0 and len(ran) == 3
-    assert command("run.steps=4") == 0 and len(ran) == 4
+    assert command("run.steps=2", "init=other") == 2 and len(ran) == 3
+    assert "init: '' -> 'other'" in capsys.readouterr().err
+    assert command("run.steps=2", "data.batch=8", "--dry-run") == 0 and len(ran) == 4
+    assert command("run.steps=4") == 0 and len(ran) == 5
+    checkpoint.record_config(folder, config.resolved(ran[0]))  # as a run does when it goes on
+    assert command("run.steps=2") == 0 and len(ran) == 6

@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from specjax.train import config, frozen, report, speculator
+from specjax.train import checkpoint, cli, config, frozen, report, speculator
 from specjax.train.rows import make_reader
 from training_toys import logits_of
 
@@ -39,6 +40,24 @@ def test_the_second_phase_goes_on_with_the_targets_own_text_where_the_first_ende
     target = specjax.load(teacher.partition("=")[2])
     loaded = specjax.load_drafter(folder / "model", target)
     assert loaded.drafter.config.cell == "lstm" and loaded.drafter.config.num_heads == 2
+
+
+def test_a_finished_run_knows_the_heads_from_which_its_first_phase_began(tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(speculator, "run", lambda settings, dry_run=False: ran.append(settings))
+    words = ["speculator", f"run.folder={tmp_path / 'run'}", "run.steps=2", "text.steps=2"]
+    assert cli.main([*words, "init=heads"]) == 0
+    first, second = speculator.phases(*ran)
+    assert (first.init, second.init) == ("heads", "")
+    for phase in (first, second):
+        checkpoint.record_config(Path(phase.run.folder), config.resolved(phase))
+    (tmp_path / "run" / "checkpoints" / "2").mkdir(parents=True)
+    checkpoint.mark_finished(tmp_path / "run", config.resolved(second))
+    assert cli.main([*words, "init=heads"]) == 0 and len(ran) == 1
+    assert cli.main([*words, "init=others"]) == 2 and len(ran) == 1
+    assert speculator.phases(dataclasses.replace(ran[0], text=speculator.TextConfig(steps=0))) == [
+        dataclasses.replace(ran[0], text=speculator.TextConfig(steps=0))
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,12 @@ References: ExLlamaV3, ``Job.draft_target`` and ``Job.update_draft_ema`` in
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
 
 from ..._internal.pytree import pytree_dataclass
-from .policy import DraftLengthPolicy, Outcome, confidence_at
+from .policy import DraftLengthPolicy, Outcome, check_settings, confidence_at
 
 
 @pytree_dataclass
@@ -73,13 +72,11 @@ class ExLlama(DraftLengthPolicy):
     name = "exllama"
 
     def __post_init__(self):
-        finite = math.isfinite(self.up) and math.isfinite(self.skip)
-        if not (
-            0 < self.down <= 1 and self.up > 0 and self.skip >= 0 and self.probe >= 1 and finite
-        ):
+        check_settings(self, ("up", "down", "skip"), rounds=("probe",))
+        if not (0 < self.down <= 1 and self.up > 0 and self.skip >= 0 and self.probe >= 1):
             raise ValueError(
                 f"ExLlama(up={self.up}, down={self.down}, skip={self.skip}, probe={self.probe}): "
-                "need finite up > 0, 0 < down <= 1, finite skip >= 0 and probe >= 1"
+                "need up > 0, 0 < down <= 1, skip >= 0 and probe >= 1"
             )
         _ = self.confidence  # refuses a threshold that is no probability
 

@@ -23,14 +23,13 @@ the batch, a cost linear in the tokens, and no probes.
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..._internal.pytree import pytree_dataclass
-from .policy import DraftLengthPolicy, Outcome
+from .policy import DraftLengthPolicy, Outcome, check_settings
 
 
 @pytree_dataclass
@@ -89,6 +88,9 @@ class Goodput(DraftLengthPolicy):
       min_gain: the gain over plain decoding that a large batch must be promised, at least 0.
       probe_share: what a probe may cost, as a share of the plain rounds before it and of those that
         the longest row still needs, above 0. (What a drafter reads to catch up is not counted.)
+
+    Raises:
+      ValueError: a setting is out of range, NaN or infinite.
     """
 
     prior_acceptance: float = 0.6
@@ -103,12 +105,14 @@ class Goodput(DraftLengthPolicy):
     learns_from_rests = False
 
     def __post_init__(self):
-        prior = 0 <= self.prior_acceptance <= 1 and 0 < self.prior_tries < math.inf
+        numbers = "prior_acceptance", "prior_tries", "fade_rounds", "min_gain", "probe_share"
+        check_settings(self, numbers, rounds=("min_pause", "max_pause"))
+        prior = 0 <= self.prior_acceptance <= 1 and self.prior_tries > 0
         if not (prior and self.fade_rounds >= 1):
             raise ValueError(
                 f"Goodput(prior_acceptance={self.prior_acceptance}, "
                 f"prior_tries={self.prior_tries}, fade_rounds={self.fade_rounds}): need "
-                "0 <= prior_acceptance <= 1, finite prior_tries > 0 and fade_rounds >= 1"
+                "0 <= prior_acceptance <= 1, prior_tries > 0 and fade_rounds >= 1"
             )
         if not (1 <= self.min_pause <= self.max_pause and self.probe_share > 0):
             raise ValueError(

@@ -6,6 +6,7 @@ A policy is one file with one class, and one line in ``policies.py``, which name
 from __future__ import annotations
 
 import abc
+from typing import Any
 
 import jax
 import numpy as np
@@ -127,6 +128,38 @@ class DraftLengthPolicy(abc.ABC):
     @abc.abstractmethod
     def update(self, memory: PyTree, outcome: Outcome) -> PyTree:
         """Returns the memory after a round."""
+
+
+GREATEST = float(np.finfo(np.float32).max)  # beyond it a setting is infinite on the device
+MOST_ROUNDS = 2**30  # twice as many are more than an int32 holds
+
+
+def check_settings(
+    policy: Any, numbers: tuple[str, ...] = (), rounds: tuple[str, ...] = ()
+) -> None:
+    """Refuses settings that the compiled loop cannot hold; ranges are checked by the policies.
+
+    Args:
+      policy: an object with the settings as attributes.
+      numbers: the names of settings that must be finite.
+      rounds: the names of settings that count rounds.
+
+    Raises:
+      ValueError: a number is NaN or infinite, also where it is rounded to a float32, or a number of
+        rounds is too large.
+    """
+    for name in numbers:
+        if not abs(value := getattr(policy, name)) <= GREATEST:
+            raise ValueError(
+                f"{type(policy).__name__}({name}={value}): it must be a finite number, of at most "
+                f"{GREATEST:.1e}"
+            )
+    for name in rounds:
+        if getattr(policy, name) >= MOST_ROUNDS:
+            raise ValueError(
+                f"{type(policy).__name__}({name}={getattr(policy, name)}): give fewer than "
+                f"{MOST_ROUNDS} rounds"
+            )
 
 
 def confidence_at(threshold: float, *, keeps_last: bool) -> Confidence | None:

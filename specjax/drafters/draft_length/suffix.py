@@ -36,7 +36,7 @@ import jax.numpy as jnp
 from ...types import Confidence
 from .. import continuations
 from ..ngram import NGram
-from .policy import DraftLengthPolicy, Outcome
+from .policy import DraftLengthPolicy, Outcome, check_settings
 
 LONGEST = 64  # tokens of a match that are compared at most
 
@@ -60,10 +60,9 @@ class SuffixMatch(DraftLengthPolicy):
     name = "suffix"
 
     def __post_init__(self):
-        if not 0 < self.factor < math.inf:
-            raise ValueError(f"SuffixMatch(factor={self.factor}): it must be above 0 and finite")
-        if not math.isfinite(self.offset):
-            raise ValueError(f"SuffixMatch(offset={self.offset}): it must be finite")
+        check_settings(self, ("factor", "offset"))
+        if not self.factor > 0:
+            raise ValueError(f"SuffixMatch(factor={self.factor}): it must be above 0")
         _ = self.confidence  # refuses what is no probability
 
     @property
@@ -78,8 +77,8 @@ class SuffixMatch(DraftLengthPolicy):
         return jnp.asarray(widths[-1], jnp.int32), memory
 
     def limit(self, tokens, length, depth):
-        most = math.ceil(max(depth - self.offset, 1) / self.factor)  # a longer match adds nothing
-        most = min(most, LONGEST, tokens.shape[1])
+        enough = max(depth - self.offset, 1) / self.factor  # a longer match adds nothing
+        most = math.ceil(min(enough, LONGEST, tokens.shape[1]))
         matched = NGram(longest=most, shortest=1).matches(tokens, length)
         budgets = continuations.budgets(most, depth, self.factor, self.offset)
         without = jnp.clip(jnp.floor(jnp.asarray([self.offset])), 0, depth).astype(jnp.int32)
