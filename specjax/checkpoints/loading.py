@@ -261,14 +261,16 @@ def _check_objects(config: dict) -> None:
 
 def _with_settings(drafter: Drafter, own: dict) -> Drafter:
     """The drafter with those of its ``stored_settings`` that its file holds."""
-    names = drafter.stored_settings if isinstance(drafter, HeadDrafter) else ()
-    found = {name: own[name] for name in names if name in own}
+    if not isinstance(drafter, HeadDrafter):
+        return drafter
+    usual = {field.name: field.default for field in dataclasses.fields(drafter)}
+    found = {name: own[name] for name in drafter.stored_settings if name in own}
     for name, value in found.items():
-        if name == "least":
-            check_numbers(least=value)
+        if isinstance(usual[name], float):
+            check_numbers(**{name: value})
         elif type(value) is not bool:
             raise ValueError(f"config.json: {name}={value!r}: it must be true or false")
-    return dataclasses.replace(drafter, **found) if found else drafter
+    return dataclasses.replace(drafter, **found)
 
 
 def _grown(tree: str, settings: dict) -> Expand:
