@@ -152,7 +152,8 @@ def mark_finished(folder: Path, flat: dict) -> None:
 def record_config(folder: Path, flat: dict) -> None:
     """Writes ``config.json``, or refuses to mix two recipes or configurations in one folder.
 
-    A run begins or goes on with this, so a mark that it had finished is removed.
+    Each run calls this before its first step, also when it is resumed, so this removes the mark
+    ``finished.json`` of an earlier end.
     """
     check_config(folder, flat)
     if is_first():

@@ -14,8 +14,9 @@ and epochs. Logits need not be stored, since the target's LM head computes them 
 Layers are counted as ``hidden_states[I]`` of Hugging Face; the last one is normed. A recipe reads
 the layers that it needs.
 
-The same command goes on with a run that was stopped, from the rows that ``unfinished.json`` counts.
-A finished folder is left alone, and another request for it is refused.
+If a run is stopped, the same command resumes it: ``unfinished.json`` says how many rows are stored
+already, and these are not computed again. A finished folder is left as it is, and a command that
+asks for other rows in it is refused.
 """
 
 from __future__ import annotations
@@ -285,8 +286,8 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
         raise ConfigError(f"top_k={top_k}; accepted: at most {known}")
     stream, end_of_text = data.load_stream(config.data, config.split)
     of = samples.fingerprints(teacher, vocabulary)
-    written = [samples.read(path, of, known) for path in config.data.samples]
-    source = data.training_batches(stream, config.data, written, shard=shard)
+    own_text = [samples.read(path, of, known) for path in config.data.samples]
+    source = data.training_batches(stream, config.data, own_text, shard=shard)
     graphdef, size = graph_definition(teacher.config), teacher.config.hidden_size
 
     @jax.jit

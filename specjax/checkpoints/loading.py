@@ -263,8 +263,8 @@ def _with_settings(drafter: Drafter, own: dict) -> Drafter:
     """The drafter with those of its ``stored_settings`` that its file holds."""
     if not isinstance(drafter, HeadDrafter):
         return drafter
-    usual = {field.name: field.default for field in dataclasses.fields(drafter)}
-    found = {name: own[name] for name in drafter.stored_settings if name in own}
+    usual = drafter.usual_settings
+    found = {name: own[name] for name in usual if name in own}
     for name, value in found.items():
         if isinstance(usual[name], float):
             check_numbers(**{name: value})

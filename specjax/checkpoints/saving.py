@@ -10,7 +10,6 @@ the usual ones, and what the layout has no key for.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import tempfile
 from pathlib import Path
@@ -82,9 +81,9 @@ def save_drafter(
     if isinstance(drafter, HeadDrafter):
         if drafter.trained_depth is not None:
             own["trained_depth"] = drafter.trained_depth
-        usual = {field.name: field.default for field in dataclasses.fields(drafter)}
-        settings = {name: getattr(drafter, name) for name in drafter.stored_settings}
-        own |= {name: value for name, value in settings.items() if value != usual[name]}
+        for name, usual in drafter.usual_settings.items():
+            if getattr(drafter, name) != usual:
+                own[name] = getattr(drafter, name)
     if target is not None:
         config["base_model_name_or_path"] = target.name
         own["target_fingerprint"] = target.checkpoint

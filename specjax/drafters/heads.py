@@ -142,6 +142,12 @@ class HeadDrafter(ChainDrafter, abc.ABC):
         object.__setattr__(self, "num_draft", self.tree.num_nodes - 1)
 
     @property
+    def usual_settings(self) -> dict[str, Any]:
+        """The values of ``stored_settings`` that files leave out."""
+        usual = {field.name: field.default for field in dataclasses.fields(self)}
+        return {name: usual[name] for name in self.stored_settings}
+
+    @property
     def drawing(self) -> str | None:
         """The ``sibling_sampling`` with which these heads draw their tree above temperature 0:
         ``iid`` in a chain, ``distinct`` in another static tree; None: they draw nothing."""
