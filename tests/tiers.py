@@ -119,6 +119,7 @@ QUICK = {
     "train/test_early_exit.py",
     "train/test_feature_init.py",
     "train/test_feature_recipes.py",
+    "train/test_features.py",
     "train/test_head_losses.py",
     "train/test_head_recipes.py",
     "train/test_kangaroo_recipe.py",

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 
 import jax
@@ -144,57 +143,6 @@ def test_features_of_another_target_tokenizer_version_or_length_are_refused(plac
         setting_of(place, heads.HeadsConfig, stored, "data.length=32")
     with pytest.raises(config.ConfigError, match="run the recipe `features` first"):
         setting_of(place, heads.HeadsConfig, "features=nowhere")
-
-
-def test_another_request_for_a_finished_folder_is_refused(place, stored, capsys):
-    root, train, teacher = place
-    fields = [teacher, "num_rows=16", f"output={root / 'features'}"]
-    fields += [f'data.samples=["{root / "samples.npz"}"]', "data.samples_share=[0.5]"]
-    assert train("features", *fields, "data.eval_rows=8") == 0
-    for field, said in (
-        ("num_rows=8", "num_rows: 16 -> 8"),
-        ("layers=[0]", r"layers: [] -> [0]"),
-        ("top_k=2", "top_k: 0 -> 2"),
-        ("split=heldout", "split: 'train' -> 'heldout'"),
-        ("data.seed=1", "data.seed: 0 -> 1"),
-    ):
-        assert train("features", *fields, field) == 2
-        assert said in capsys.readouterr().err
-    record = root / "features" / features.RECORD
-    kept = record.read_text()
-    old = {name: x for name, x in json.loads(kept).items() if name != features.REQUEST}
-    record.write_text(json.dumps(old))  # of a version that did not say what was asked for
-    assert train("features", *fields, "num_rows=8") == 0
-    record.write_text(kept)
-
-
-def test_features_that_were_stopped_go_on_to_the_same_files(place, monkeypatch, capsys):
-    root, train, teacher = place
-    fields = [teacher, "num_rows=16", "top_k=2", "layers=[0]"]
-    assert train("features", *fields, f"output={root / 'at_once'}") == 0
-    monkeypatch.setattr(features, "PAUSE", 0.0)
-    unpacked, read = data.unpacked, []
-
-    def stopped(batch):
-        read.append(batch)
-        if len(read) == 3:
-            raise KeyboardInterrupt
-        return unpacked(batch)
-
-    monkeypatch.setattr(data, "unpacked", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        train("features", *fields, f"output={root / 'stopped'}")
-    monkeypatch.setattr(data, "unpacked", unpacked)
-    assert not (root / "stopped" / features.RECORD).exists()
-    shutil.copytree(root / "stopped", root / "other")
-    assert train("features", *fields, f"output={root / 'stopped'}") == 0
-    assert "goes on after 8 of 16 rows" in capsys.readouterr().out
-    names = sorted(path.name for path in (root / "at_once").iterdir())
-    assert names == sorted(path.name for path in (root / "stopped").iterdir())
-    for name in names:
-        assert (root / "at_once" / name).read_bytes() == (root / "stopped" / name).read_bytes()
-    assert train("features", *fields, "data.seed=1", f"output={root / 'other'}") == 0  # anew
-    assert "goes on after" not in capsys.readouterr().out
 
 
 def test_layers_that_are_not_stored_are_computed_in_each_step_over_the_same_rows(place, stored):
