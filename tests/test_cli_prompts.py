@@ -49,7 +49,8 @@ def test_prompts_are_spread_evenly_over_the_file(tmp_path):
 def test_a_prompt_ends_where_its_line_ends(name, tmp_path):
     """Other characters at which Python divides lines belong to it."""
     texts = ["a\u2028b\u0085c", "d\x0ce\x1cf" if name.endswith("txt") else "d", "g"]
-    said = texts if name.endswith("txt") else [json.dumps(t, ensure_ascii=False) for t in texts]
+    lines = [texts[0], {"text": texts[1]}, {"prompt": texts[2]}]
+    said = texts if name.endswith("txt") else [json.dumps(x, ensure_ascii=False) for x in lines]
     (tmp_path / name).write_bytes("\r\n".join(said).encode())
     assert prompts.read_prompts(str(tmp_path / name), "m", 9) == texts
 
@@ -60,7 +61,7 @@ def test_a_prompt_ends_where_its_line_ends(name, tmp_path):
         ("absent", None, "No such file"),
         ("empty", "\n \n", "it holds no prompt"),
         ("broken.jsonl", '"a"\n{"text": \n', "line 2: it is not JSON"),
-        ("other.jsonl", '{"prompt": "a"}\n', "line 1: give a string"),
+        ("other.jsonl", '{"words": "a"}\n', "line 1: give a string"),
     ],
 )
 def test_a_file_without_prompts_is_one_line(name, text, said, run, folders, tmp_path):

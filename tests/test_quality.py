@@ -56,6 +56,7 @@ def test_rules_of_chains_are_left_out_where_trees_are_drafted():
     [
         (dict(rules=[]), "at least one rule"),
         (dict(rules=["nonsense"]), "unknown"),
+        (dict(rules="nonsense"), "rule='nonsense'"),
         (dict(probes=-1), "at least 0 probes"),
         (dict(sampling=Sampling(repetition_penalty=1.5)), "no penalties"),
         (dict(num_samples=2), "num_samples=1"),

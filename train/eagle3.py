@@ -93,6 +93,11 @@ class Eagle3TrainingConfig(frozen.FrozenConfig):
                 "leave it out, or give parallel=true"
             )
         unroll_streaks.check(self.weighting, self.pace_floor)
+        if self.weighting != "decay" and self.decay != type(self).decay:
+            raise ConfigError(
+                f"decay={self.decay} with weighting={self.weighting!r}, which weighs the steps "
+                "itself; leave decay out, or give weighting=decay"
+            )
         if self.teacher_share != 1:
             raise ConfigError(
                 f"teacher_share={self.teacher_share}: EAGLE-3 learns the target's law; leave it out"

@@ -113,7 +113,11 @@ class Quality:
 class QualityOptions(Options):
     """The options of ``quality``; its docstring explains them."""
 
-    rules: Sequence[str | Rule] = ("auto", "approximate-typical", "approximate-lenience")
+    rules: str | Rule | Sequence[str | Rule] = (
+        "auto",
+        "approximate-typical",
+        "approximate-lenience",
+    )
     probes: int = 2
     probe_samples: int = 256
     tasks: Sequence[Task | None] = ()
@@ -130,7 +134,8 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
     Args:
       lm, prompts, drafter, drafting, sampling, ...: see ``generate``; each of ``rules`` takes the
         place of ``drafting.rule``.
-      rules: names, with settings after a colon (``approximate-lenience:scale=0.3``), or objects.
+      rules: names, with settings after a colon (``approximate-lenience:scale=0.3``), or objects;
+        or one of these.
       probes: the number of positions in each text at which the emitted law is counted; 0: none.
       probe_samples: the number of draws at each position.
       tasks: for each prompt what says whether its text is right (``specjax.analysis.tasks``), or
@@ -148,10 +153,12 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
 
         print(specjax.quality(lm, "def f(x):", rules=["approximate-top-k:k=3"]))
     """
-    sampling = options.sampling
-    if not options.rules or options.probes < 0 or options.probe_samples < 2:
+    sampling, rules = options.sampling, options.rules
+    if isinstance(rules, str | Rule):
+        rules = (rules,)
+    if not rules or options.probes < 0 or options.probe_samples < 2:
         raise ValueError(
-            f"rules={options.rules!r}, probes={options.probes}, probe_samples="
+            f"rules={rules!r}, probes={options.probes}, probe_samples="
             f"{options.probe_samples}: give at least one rule, at least 0 probes, and at least 2 "
             "samples"
         )
@@ -164,7 +171,7 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
     tasks = _tasks_of(lm, prompts, options.tasks)
     plain = dataclasses.replace(options, drafter="none", drafter_params=None, drafting=Drafting())
     runs = [("plain", plain)]
-    for rule in options.rules:
+    for rule in rules:
         acceptance.named(rule)
         drafting = dataclasses.replace(options.drafting, rule=rule)
         name = rule if isinstance(rule, str) else repr(rule)

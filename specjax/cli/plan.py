@@ -37,8 +37,8 @@ def add(commands) -> None:
     p.add_argument(
         "--prompts",
         help="a file with one prompt in each line; in a .jsonl file each line is a string or "
-        '{"text": ...}, for Whisper {"features": a .npy file}; default, for the embedded model: '
-        "held-out prompts that ship with the package",
+        '{"text": ...} or {"prompt": ...}, for Whisper {"features": a .npy file}; default, for the '
+        "embedded model: held-out prompts that ship with the package",
     )
     p.add_argument(
         "--limit",

@@ -254,10 +254,10 @@ def _prompt_of(line: str, where: str, folder: Path) -> str | dict[str, Path]:
         raise ValueError(f"{where}: it is not JSON: {error}") from None
     if isinstance(value, dict) and isinstance(value.get("features"), str):
         return {"features": folder / value["features"]}
-    text = value.get("text") if isinstance(value, dict) else value
+    text = value.get("prompt", value.get("text")) if isinstance(value, dict) else value
     if not isinstance(text, str) or not text:
         raise ValueError(
-            f'{where}: give a string that is not empty, {{"text": "..."}}, or for Whisper '
-            '{"features": "a .npy file"}'
+            f'{where}: give a string that is not empty, {{"text": "..."}} or {{"prompt": "..."}}, '
+            'or for Whisper {"features": "a .npy file"}'
         )
     return text

@@ -216,16 +216,17 @@ def check_logprobs(which) -> str:
     return known[which]
 
 
-def check_stops(stops, batch: tuple[int, ...]) -> None:
-    """Raises ``ValueError`` unless stops are integers ``[E]`` or ``[B, E]``."""
+def check_stops(stops, batch: tuple[int, ...], name: str = "stops") -> None:
+    """Raises ``ValueError`` unless stops are integers ``[E]`` or ``[B, E]``; it calls them
+    ``name``."""
     shape = np.shape(stops)
     if len(shape) not in (1, 2) or shape[:-1] not in ((), (1,), batch):
         raise ValueError(
-            f"stops has shape {shape}: give a list of ids, or one of equal length for each of "
+            f"{name} has shape {shape}: give a list of ids, or one of equal length for each of "
             f"{batch} rows, padded with -1"
         )
     if np.size(stops):
-        check_integers("stops", stops, "token ids")
+        check_integers(name, stops, "token ids")
 
 
 def check_integers(name: str, values, what: str) -> None:

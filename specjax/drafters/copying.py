@@ -2,12 +2,12 @@
 
     logits'[x] = logits[x] + bonus(m)
 
-``logits`` are those of the inner drafter below a node, and x is the token that followed where the
-longest part of the end of the path to the node, m tokens, stands in the text before the draft
-(``trees/copies.py``). Texts repeat names, lines and phrases. A head that drafts all
-depths at once, or from one hidden state, cannot look at the text after each drafted token, as the
-target does. ``Hybrid`` and ``Fallback`` copy a whole draft instead of what the inner drafter
-knows; here both have a say at each token.
+``logits`` are those of the inner drafter below a node, and x followed in the text before the draft
+where the last m tokens of the path to the node stand, for the two x with the greatest m
+(``trees/copies.py``). Texts repeat names, lines and phrases. A head that drafts all depths at once,
+or from one hidden state, cannot look at the text after each drafted token, as the target does.
+``Hybrid`` and ``Fallback`` copy a whole draft instead of what the inner drafter knows; here both
+have a say at each token.
 
 Lossless: yes, wherever the inner drafter is. The bonus depends on the committed text and on the
 tokens above a node, and is added before the law of the draft is made, which is stated as drawn.

@@ -19,7 +19,7 @@ from .. import acceptance, sharding
 from .._internal.optional import required
 from .._internal.own_objects import is_own
 from ..decoding.contract_checks import MissingWeightsError
-from ..decoding.inputs import check_samples, prepare_inputs
+from ..decoding.inputs import check_samples, check_stops, prepare_inputs
 from ..decoding.prefill import chunk_for
 from ..drafters.adaptive import Adaptive
 from ..models.lm import LM
@@ -89,6 +89,8 @@ def prepare(
         drafting.tree,
         sibling_sampling.wanted(drafting, sampling),
     )
+    stops = end_ids(lm) if options.stop is None else options.stop
+    check_stops(stops, (len(ids),), "stop")
     tokens, lengths, capacity = fit(lm, ids, options.max_new_tokens, least_width, least_buffer)
     request, capacity = prepare_inputs(
         lm.target,
@@ -99,7 +101,7 @@ def prepare(
         options.max_new_tokens,
         sampling,
         capacity,
-        np.asarray(end_ids(lm) if options.stop is None else options.stop),
+        np.asarray(stops),
         inputs,
         logprobs=options.logprobs,
         num_samples=num_samples,

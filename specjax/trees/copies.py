@@ -1,11 +1,12 @@
-"""A bonus for the token that followed where the end of a path stood before.
+"""A bonus for tokens that followed where the end of a path stood before.
 
     logits'[x] = logits[x] + bonus[m]
 
-The end of a path is the tokens drafted down to a node and the committed ones before them. Where its
-longest part, m tokens, stands in the committed text, x is the token that follows there; of several
-such places the latest counts. A token that the method rules out (a logit of -inf) stays so.
-``drafters/copying.py`` says what that is good for.
+The end of a path is the tokens drafted down to a node and the committed ones before them. m is the
+length of its longest part that stands in the committed text with x after it. ``COPIES`` different
+tokens have a bonus: those with the greatest m, and of equal ones those that followed last. A token
+that the method rules out (a logit of -inf) stays so. ``drafters/copying.py`` says what that is good
+for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from .._internal.optional import required
 from ..types import Context, Draft
 from .levels import Words, path_tokens
 
-# the usual one, in nats, by the number of tokens that match, from one on; the last is for more, too
+COPIES = 2
+# the usual bonus, in nats, by the number of tokens that match, from one on; the last is for more
 BONUS = (0.0, 0.0, 1.0, 2.0, 3.0, 4.0)
 
 
@@ -28,19 +30,20 @@ def with_copies(level, context: Context, words: Words | None):
       words: those of the drafter, see ``trees.expand``.
 
     Returns:
-      a method whose logits are ``[B, W, V]``, or ``[B, W, Vd]``. Each call makes ``L K``
-      comparisons for each of its W nodes.
+      a method whose logits are ``[B, W, V]``, or ``[B, W, Vd]``. Each call makes
+      ``L (K + COPIES)`` comparisons for each of its W nodes.
     """
     bonus = required(context.copy_bonus, "copy_bonus")
     gains = jnp.pad(bonus, ((0, 0), (1, 0)))  # of no match: 0
 
     def copying(carry, grown, since):
         logits, carry = level(carry, grown, since)
-        end = ends(context, grown, since, bonus.shape[1])
-        matched, token = latest_longest(context, end)
-        gain = jnp.take_along_axis(gains, matched, axis=1).astype(logits.dtype)
         ids = jnp.arange(logits.shape[2], dtype=jnp.int32) if words is None else words.ids
-        return logits + jnp.where(ids == token[..., None], gain[..., None], 0), carry
+        end = ends(context, grown, since, bonus.shape[1])
+        for matched, token in latest_longest(context, end):
+            gain = jnp.take_along_axis(gains, matched, axis=1).astype(logits.dtype)
+            logits += jnp.where(ids == token[..., None], gain[..., None], 0)
+        return logits, carry
 
     return copying
 
@@ -55,21 +58,26 @@ def ends(context: Context, grown: Draft, since: int, longest: int) -> jax.Array:
     return jnp.concatenate([path, text], axis=2)[:, :, :longest]
 
 
-def latest_longest(context: Context, ends: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Finds where in the committed text most of each end stands; of several places the latest.
+def latest_longest(context: Context, ends: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+    """Finds the tokens that follow where most of each end stands in the committed text.
 
     Args:
       ends: int32 ``[B, W, K]``, the newest token first.
 
     Returns:
-      int32 ``[B, W]`` each: how many of its tokens stand there, from 0 to K; and the token that
-      follows there, which is any token where none match.
+      ``COPIES`` pairs for different tokens, int32 ``[B, W]`` each: how many tokens of the end stand
+      before the token, from 0 to K, and the token. A pair with more comes first, of equal ones that
+      of the later place. The token is any where none match.
     """
     tokens, size = context.tokens, context.tokens.shape[1]
-    found = matches(tokens, context.length, ends)
-    best = jnp.max(found * size + jnp.arange(size, dtype=jnp.int32), axis=2)
-    after = jnp.minimum(best % size + 1, size - 1)
-    return best // size, jnp.take_along_axis(tokens, after, axis=1)
+    found, places = matches(tokens, context.length, ends), jnp.arange(size, dtype=jnp.int32)
+    after, pairs = jnp.roll(tokens, -1, axis=1), []
+    for _ in range(COPIES):
+        best = jnp.max(found * size + places, axis=2)
+        token = jnp.take_along_axis(after, best % size, axis=1)
+        pairs.append((best // size, token))
+        found = jnp.where(after[:, None] == token[..., None], 0, found)
+    return pairs
 
 
 def matches(tokens: jax.Array, length: jax.Array, ends: jax.Array) -> jax.Array:

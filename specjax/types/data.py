@@ -226,7 +226,7 @@ class Context:
       costs: float32 ``[D + 1]`` or None, what a round costs at each depth, which may be more than
         the drafter's own, in a combination: a drafter that knows its chances ends the draft where
         more of it does not pay (``drafters.draft_length.schedule``). Others leave it alone.
-      copy_bonus: float32 ``[B, K]`` or None, nats that are added to the logit of the token which
+      copy_bonus: float32 ``[B, K]`` or None, nats that are added to the logits of tokens which
         followed where the end of a path stood before, by the number of tokens that match, from one
         to K or more (``trees.copies``; ``trees.expand`` sees to it).
       plan: what the drafter's own ``plan`` said before the round, or None.

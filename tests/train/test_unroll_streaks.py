@@ -124,9 +124,13 @@ def test_decay_is_the_loss_of_all_other_recipes():
 
 
 @pytest.mark.parametrize(
-    ("field", "named"),
-    [("weighting=streak", "d-pace, ce-streak"), ("pace_floor=1.5", "0 to 1")],
+    ("fields", "named"),
+    [
+        (["weighting=streak"], "d-pace, ce-streak"),
+        (["pace_floor=1.5"], "0 to 1"),
+        (["weighting=d-pace", "decay=0.5"], "decay=0.5 with weighting='d-pace'.*leave decay out"),
+    ],
 )
-def test_what_the_recipe_does_not_know_is_refused(field, named):
+def test_what_the_recipe_does_not_know_is_refused(fields, named):
     with pytest.raises(config.ConfigError, match=named):
-        config.load(eagle3.Config, None, [field])
+        config.load(eagle3.Config, None, fields)
