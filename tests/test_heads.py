@@ -114,6 +114,11 @@ def test_nothing_is_overwritten_unless_that_is_asked_for(target, tmp_path):
     other = jax.tree.map(lambda x: x + 1, params)
     specjax.save_drafter(drafter, other, tmp_path, target=target, overwrite=True)
     assert same(specjax.load_drafter(tmp_path, target).params, other)
+    settings = dict(target=target, overwrite=True)
+    specjax.save_drafter(drafter, params, tmp_path, pickled=True, **settings)
+    assert same(specjax.load_drafter(tmp_path, target).params, params)
+    specjax.save_drafter(drafter, other, tmp_path, format="medusa-vllm", **settings)
+    assert same(specjax.load_drafter(tmp_path, target).params, other)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ the usual ones, and what the layout has no key for.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from safetensors.numpy import save_file
 from ..drafters import registry
 from ..drafters.heads import HeadDrafter
 from ..models.files import write_json
-from ..models.headers import INDEX, SINGLE
+from ..models.headers import INDEX, SINGLE, WEIGHT_FILE
 from ..models.hf import check_dtype
 from ..models.lm import LM
 from ..trees.grown import Beams, Expand
@@ -29,6 +30,8 @@ from ..types import Drafter, PyTree
 from . import mtp
 from .formats import FORMATS, Layout
 from .weights import is_float, write_pickle
+
+KINDS = ("safetensors", "pt")  # of files of weights
 
 
 def save_drafter(
@@ -57,7 +60,8 @@ def save_drafter(
       dtype: of the weights in the file. Default: that of ``params``.
       pickled: whether to write a PyTorch file, for programs that read no safetensors; this needs
         PyTorch.
-      overwrite: whether a drafter that is in ``folder`` may be replaced.
+      overwrite: whether a drafter or a model that is in ``folder`` may be replaced; its weights are
+        removed.
 
     Raises:
       ValueError: the format is unknown, or cannot hold this drafter.
@@ -92,16 +96,28 @@ def save_drafter(
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    weights = f"{layout.WEIGHTS_FILE}.{'pt' if pickled else 'safetensors'}"
+    weights = f"{layout.WEIGHTS_FILE}.{KINDS[pickled]}"
     files = {"config.json": config}
-    if name == "mtp" and (whole := mtp.inside(folder, config, tensors, weights)):
-        files = whole
+    within = name == "mtp" and mtp.inside(folder, config, tensors, weights)
+    if within:
+        files = within
     elif (folder / "config.json").exists() and not overwrite:
         raise FileExistsError(
             f"folder={str(folder)!r} holds a model or a drafter already: give another folder, or "
             "overwrite=True to replace what is there"
         )
     _write(folder, files, weights, tensors, pickled)
+    if not within:
+        _remove_other_weights(folder, weights)
+
+
+def _remove_other_weights(folder: Path, kept: str) -> None:
+    """Removes the weights of a drafter or a model that was in the folder before: a reader takes
+    all files of weights together."""
+    own = {f"{layout.WEIGHTS_FILE}.{kind}" for layout in FORMATS.values() for kind in KINDS}
+    for path in folder.iterdir():
+        if path.name != kept and (path.name in own or re.fullmatch(WEIGHT_FILE, path.name)):
+            path.unlink()
 
 
 def _layout_of(drafter: Drafter, format: str | None) -> tuple[str, Layout]:

@@ -7,12 +7,14 @@ read, and reported at once.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from .config import DecoderConfig
@@ -24,6 +26,7 @@ from .tensors import Tensor, shape_of
 FILE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 WEIGHT_FILE = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
+ROWS_AT_ONCE = 4096  # of a table that is compared
 _LISTED = 8  # problems of one kind that an error names before it only counts
 
 
@@ -44,6 +47,8 @@ def weight_files(folder: Path) -> list[Path]:
       FileNotFoundError: there are none, or a file that the index names is absent.
       ValueError: the index names files outside its folder, or none.
     """
+    if (folder / SINGLE).is_file():  # before an index, as in transformers
+        return [folder / SINGLE]
     if (folder / INDEX).is_file():
         names = read_json(folder, INDEX).get("weight_map")
         if not isinstance(names, dict) or not names:
@@ -64,8 +69,6 @@ def weight_files(folder: Path) -> list[Path]:
                 f"{_some(absent)}; download it again"
             )
         return files
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
     pickled = any([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
     raise FileNotFoundError(
         f"{folder} has no weights: neither {SINGLE} nor {INDEX} ({holdings(folder)})"
@@ -146,6 +149,32 @@ def check_stored(
         raise ValueError(
             f"the weights in {folder} are not those of its config.json "
             f"(model_type={config.model_type!r}):\n" + "\n".join(lines)
+        )
+
+
+def check_tied(folder: Path, table: str, head: str, stored: Mapping[str, StoredTensor]) -> None:
+    """Raises ``ValueError`` where the LM head of a tied model is stored, and not as its embedding.
+
+    Args:
+      folder: holds the files; an error names it.
+      table: the name of the embedding.
+      head: the name of the LM head.
+      stored: the tensors of the files, by name.
+    """
+    pair = [stored.get(name) for name in (table, head)]
+    if None in pair or any(one.dtype not in FILE_DTYPES for one in pair):
+        return
+    equal = pair[0].shape == pair[1].shape
+    with contextlib.ExitStack() as files:
+        rows = [files.enter_context(safe_open(one.path, "np")).get_slice(one.name) for one in pair]
+        for start in range(0, pair[0].shape[0] if equal else 0, ROWS_AT_ONCE):
+            end = min(start + ROWS_AT_ONCE, pair[0].shape[0])
+            equal = equal and np.array_equal(*(one[start:end] for one in rows))
+    if not equal:
+        raise ValueError(
+            f"config.json in {folder} says tie_word_embeddings=true, and the files hold {head}, "
+            f"which is not {table}: if the LM head was trained by itself, write "
+            '"tie_word_embeddings": false into config.json; otherwise remove that tensor'
         )
 
 

@@ -39,6 +39,7 @@ from .headers import (
     WEIGHT_FILE,
     as_stored,
     check_stored,
+    check_tied,
     main_dtype,
     read_headers,
 )
@@ -191,6 +192,11 @@ def load_weights(
         stored, held = merged(stored, layout, {*wanted, *packed}, family.prefix)
     wanted = as_stored(wanted, packed, stored)
     check_stored(folder, config, wanted, stored, shapes, tables.is_harmless)
+    if config.tie_embeddings:
+        (table,) = (name for name, one in wanted.items() if one.parts == ("embedding",))
+        for row in family.tensors:
+            if row.parts == ("lm_head.weight",):
+                check_tied(folder, table, row.name, stored)
     if dtype is None:
         dtype = kernels.current(mesh).param_dtype(jnp.dtype(main_dtype(stored)))
     if stages > 1 and not widened and (quantize is not None or layout is not None):
@@ -265,7 +271,9 @@ def save_pretrained(
     """Writes a model in Hugging Face layout, which transformers and ``specjax.load`` read.
 
     Every file is written under a temporary name and then renamed, ``config.json`` last, so that an
-    interruption leaves no half-written file. Shards of an earlier save are removed.
+    interruption leaves no half-written file. Shards of an earlier save are removed, and so are
+    files of another model that would change what is read: ``generation_config.json``, and the chat
+    template where a tokenizer is saved.
 
     Args:
       model: a ``Decoder``, or an ``LM``, whose tokenizer is then saved too.
@@ -276,11 +284,17 @@ def save_pretrained(
       max_shard_bytes: the largest size of a file, unless a single tensor is larger.
 
     Raises:
-      ValueError: an unknown dtype, weights in fp8, or a config that the layout cannot express.
+      ValueError: an unknown dtype, weights in fp8, a model that is divided over ``stage``, or a
+        config that the layout cannot express.
     """
     dtype = check_dtype(dtype)
     whole = not isinstance(model, nnx.Module)  # an LM
     state = model.params if whole else nnx.state(model)
+    if not isinstance(state, nnx.State):
+        raise ValueError(
+            f"model: the layers are divided over the axis {STAGE!r} of a mesh; load the model "
+            "without that axis to save it"
+        )
     params = {name: param.get_value() for name, param in _named(state)}
     tensors = tables_of(model.config).tensors_of(model.config, params)
     in_bits = quantized_tensors(tensors, params)
@@ -308,8 +322,11 @@ def save_pretrained(
             os.replace(staging / name, folder / name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+    stale = [WEIGHT_FILE, r"generation_config\.json"]
+    if tokenizer is not None:
+        stale.append(r"chat_template\.jinja")
     for path in folder.iterdir():
-        if re.fullmatch(WEIGHT_FILE, path.name) and path.name not in written:
+        if re.fullmatch("|".join(stale), path.name) and path.name not in written:
             path.unlink()
 
 

@@ -115,13 +115,20 @@ class Tokenizer(abc.ABC):
         if any("▁" in word or word == "<0x0A>" for word in words.values()):
             return {i: _sentencepiece_bytes(word) for i, word in words.items()}
         letters = _byte_letters()
-        if not all(letter in letters for word in words.values() for letter in word):
+        spelled = all(letter in letters for word in words.values() for letter in word)
+        if not (spelled and self._joins(words)):
             raise ValueError(
                 "this tokenizer's vocabulary does not say which bytes its tokens stand for; a "
                 "grammar over bytes, and a drafter with another vocabulary, need a byte-level or a "
                 "SentencePiece tokenizer"
             )
         return {i: bytes(letters[letter] for letter in word) for i, word in words.items()}
+
+    def _joins(self, words: Mapping[int, str]) -> bool:
+        """Whether two words stand in a text as they are spelled, with nothing between them, which
+        is not so where tokens are whole words (WordLevel) or continue them (WordPiece)."""
+        plain = [i for i, word in words.items() if word.isascii() and word.isalpha()][:2]
+        return not plain or self.decode(plain) == "".join(words[i] for i in plain)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -193,6 +200,12 @@ class FileTokenizer(Tokenizer):
     def __init__(self, backend, eos_ids: Iterable[int] = (), roles: Mapping[str, int] = {}):
         """``roles``: ids that are no text, by what they are for; ``eos_ids`` and what ``backend``
         itself marks as special are none either."""
+        if (
+            backend.truncation or backend.padding
+        ):  # texts are read whole, as transformers reads them
+            backend = type(backend).from_str(backend.to_str())
+            backend.no_truncation()
+            backend.no_padding()
         self.backend, self.eos_ids, self.roles = backend, tuple(eos_ids), dict(roles)
         self._hidden = frozenset([*self.eos_ids, *roles.values()])
 
@@ -209,6 +222,7 @@ class FileTokenizer(Tokenizer):
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         self.backend.save(str(Path(folder) / "tokenizer.json"))
         config = {"tokenizer_class": _GENERIC[0], "clean_up_tokenization_spaces": False}
+        config |= {role: self.backend.id_to_token(i) for role, i in self.roles.items()}
         if self.eos_ids:
             config["eos_token"] = self.backend.id_to_token(self.eos_ids[0])
         write_json(Path(folder) / _CONFIG, config)

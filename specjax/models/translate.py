@@ -84,6 +84,8 @@ def config_from_hf(hf: Mapping[str, object]) -> DecoderConfig:
     given = {key: given[a] for a, key in family.aliases.items() if a in given} | given
     filled = {**family.defaults, **given}
     values = {f: filled.get(key) for f, key in family.keys.items()}
+    if "num_key_value_heads" in hf and hf["num_key_value_heads"] is None:
+        values["num_kv_heads"] = None  # as many as there are heads, whatever the family's default
     if values["intermediate_size"] is None and family.mlp_ratio and values["hidden_size"]:
         values["intermediate_size"] = family.mlp_ratio * values["hidden_size"]
     sizes = (*_SIZES, *(f for f in _FURTHER_SIZES if f in family.keys))

@@ -188,6 +188,8 @@ def test_left_out_keys_mean_what_transformers_assumes():
     config = config_from_hf(sparse | {"num_hidden_layers": 2, "num_attention_heads": 4})
     assert (config.num_kv_heads, config.head_dim, config.norm_eps) == (4, 8, 1e-6)
     assert not config.tie_embeddings and config.eos_ids == ()
+    mistral = LLAMA | {"model_type": "mistral", "num_key_value_heads": None}
+    assert config_from_hf(mistral).num_kv_heads == LLAMA["num_attention_heads"]
     gpt2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
     assert config_from_hf(gpt2).intermediate_size == 128
     assert config_from_hf(gpt2).tie_embeddings

@@ -76,6 +76,7 @@ def test_saving_and_loading_is_exact_in_one_file_and_in_shards(small, tmp_path, 
 def test_saving_again_leaves_no_old_shard_and_no_temporary_file(small, tmp_path):
     (tmp_path / "README.md").write_text("kept")
     save_pretrained(small, tmp_path, max_shard_bytes=20_000)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
     save_pretrained(small, tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {"README.md", "config.json", WEIGHTS}
     assert len({p.stat().st_mode for p in tmp_path.iterdir()}) == 1  # whoever reads one reads all
@@ -169,8 +170,21 @@ def test_buffers_and_tied_heads_that_nobody_needs_are_ignored(llama):
     expected = read(llama)
     change(llama, model__layers__0__self_attn__rotary_emb__inv_freq=np.zeros(4, np.float32))
     assert_same(read(llama), expected)
+    change(llama, lm_head__weight=load_file(llama / WEIGHTS)["model.embed_tokens.weight"])
     config = dataclasses.replace(load_config(llama), tie_embeddings=True)
     assert "lm_head" not in load_weights(llama, config)
+
+
+def test_a_head_of_its_own_in_a_model_that_is_called_tied_is_refused(llama):
+    config = dataclasses.replace(load_config(llama), tie_embeddings=True)
+    with pytest.raises(ValueError, match="tie_word_embeddings=true, .*lm_head.weight, which is no"):
+        load_weights(llama, config)
+
+
+def test_a_single_file_goes_before_an_index_as_in_transformers(small, tmp_path):
+    save_pretrained(small, tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "absent"}}')
+    assert_same(read(tmp_path), nnx.state(small))
 
 
 def test_a_checkpoint_of_the_bare_trunk_is_read_without_its_prefix(tmp_path, llama):
@@ -308,7 +322,7 @@ def test_absent_shards_are_named(small, tmp_path):
 )
 def test_an_index_that_names_files_outside_its_folder_is_refused(small, tmp_path, name):
     save_pretrained(small, tmp_path / "inner")
-    (tmp_path / "inner" / "model.safetensors").rename(tmp_path / "x.safetensors")
+    (tmp_path / "inner" / WEIGHTS).rename(tmp_path / "x.safetensors")
     index = {"weight_map": {"model.norm.weight": name}}
     (tmp_path / "inner" / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match="names the file .*x.* outside its folder"):

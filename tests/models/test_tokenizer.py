@@ -5,7 +5,7 @@ import random
 import pytest
 from checkpoints import byte_tokenizer
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models
+from tokenizers import decoders, models, pre_tokenizers
 
 from specjax.models.stream_decoder import StreamDecoder
 from specjax.models.tokenizer import (
@@ -100,6 +100,41 @@ def test_a_saved_tokenizer_is_the_same_again(transformers_folder, tokenizer, tmp
         assert type(again) is type(one)
         assert again.fingerprint == one.fingerprint
         assert again.eos_ids == one.eos_ids
+
+
+def test_what_ids_are_for_is_saved(tmp_path):
+    """Tokens that the file itself does not mark as special."""
+    one = FileTokenizer(byte_tokenizer(), (0,), {"eos_token": 0, "pad_token": 65, "bos_token": 66})
+    one.save_pretrained(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert again.roles == one.roles and again.decode([66, 67, 65]) == one.decode([67])
+
+
+def test_texts_are_read_whole_whatever_a_file_says_of_cutting_and_padding(tokenizer, tmp_path):
+    for name, settings in (("enable_truncation", (4,)), ("enable_padding", ())):
+        backend = byte_tokenizer("<|tool|>")
+        getattr(backend, name)(*settings, **({} if settings else {"length": 80}))
+        backend.save(str(tmp_path / "tokenizer.json"))
+        for one in (load_tokenizer(tmp_path), wrap_tokenizer(backend)):
+            assert one.encode(TEXT) == tokenizer.encode(TEXT)
+        assert len(backend.encode(TEXT).ids) in (4, 80)  # that of the user is as it was
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordPiece({"[UNK]": 0, "he": 1, "##llo": 2, "world": 3}, unk_token="[UNK]"),
+        models.WordLevel({"[UNK]": 0, "he": 1, "world": 2}, unk_token="[UNK]"),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_tokens_that_are_words_have_no_bytes(model, tokenizer):
+    backend = Backend(model)
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.add_special_tokens(["[UNK]"])
+    with pytest.raises(ValueError, match="does not say which bytes its tokens stand for"):
+        wrap_tokenizer(backend).token_bytes  # noqa: B018
+    assert b"".join(tokenizer.token_bytes[i] for i in tokenizer.encode(TEXT)) == TEXT.encode()
 
 
 def test_transformers_reads_what_the_light_tokenizer_writes(tokenizer, tmp_path):
