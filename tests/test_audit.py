@@ -317,6 +317,8 @@ def test_what_is_stated_of_false_alarms_power_and_bounds_holds():
     off = [sampled_law.judge(random.multinomial(5000, other), law) for _ in range(500)]
     assert sum(e.fits(0.01) for e in off) < 15  # 5 on average
     assert all(e.least(1e-3) <= edge for e in off)
+    rare = sampled_law.judge(np.eye(10_000, dtype=int)[0] * 4000, np.full(10_000, 1e-4))
+    assert rare.fits(1e-3) and rare.resolution(1e-3) == 1  # all outcomes share one cell
     nothing = sampled_law.judge(np.asarray([10, 0, 5]), np.asarray([1.0, 0.0, 0.0]))
     assert nothing.impossible == 5 and not nothing.fits(1e-12)
 

@@ -105,6 +105,28 @@ def test_an_answer_that_was_cut_off_is_part_of_the_conversation_as_far_as_it_wen
     assert chat.fed == sum(len(pair[0].tokenizer.encode(turn)) for turn in TURNS[:2])
 
 
+def test_the_next_turn_ends_an_answer_that_is_still_being_written(pair):
+    """Two texts of as many tokens, so that the lengths of their states do not tell them apart."""
+    options = {"drafter": None, "max_new_tokens": 8, "stop": ()}
+    chat = specjax.Chat(pair[0], **flat(**options))
+    first = chat.say("import")
+    next(first)
+    cut = chat.generation.tokens[0].tolist()
+    list(chat.say("defdef"))
+    assert not list(first)
+    encode = pair[0].tokenizer.encode
+    text = [*encode("import"), *cut, *encode("defdef")]
+    assert chat.generation.prompts[0].tolist() == text
+    text += chat.generation.tokens[0].tolist()
+    list(chat.say("x"))
+    anew = specjax.generate(pair[0], [[*text, *encode("x")]], **flat(**options))
+    assert chat.generation.tokens[0].tolist() == anew.tokens[0].tolist()
+    before = chat.fed
+    with pytest.raises(ValueError, match="do not fit into the context"):
+        list(chat.say("x" * 2000))
+    assert chat.fed == before
+
+
 def test_a_text_that_a_stop_string_cut_is_read_anew_without_the_cut_tokens(pair):
     options = {"drafter": None, "max_new_tokens": 20, "stop": ()}
     whole = specjax.generate(pair[0], TURNS[0], **flat(**options)).text

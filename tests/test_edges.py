@@ -167,6 +167,22 @@ def test_a_request_that_cannot_be_meant_is_refused(change, words):
         decode(**change)
 
 
+def test_a_row_fits_into_the_context_by_its_own_budget():
+    lm, tokens = specjax.load("embedded"), np.full((2, 600), 5)
+    settings = dict(key=jax.random.key(0), params={"target": lm.params, "drafter": None})
+
+    def asked(*budgets):
+        weights, key = settings["params"], settings["key"]
+        lengths = np.asarray([600, 10])
+        return specjax.decode(
+            lm.target, Plain(), weights, tokens, lengths, key=key, max_new_tokens=[*budgets]
+        )
+
+    with pytest.raises(ValueError, match="max_new_tokens=500 after a prompt of 600 tokens exceeds"):
+        asked(500, 600)
+    assert asked(2, 900).lengths.tolist() == [602, 910]
+
+
 def test_a_stream_of_bursts_without_rounds_is_refused_instead_of_never_ending():
     tokens, lengths = np.asarray([[1, 2]]), np.asarray([2])
     settings = dict(key=jax.random.key(0), max_new_tokens=3, rounds=0)

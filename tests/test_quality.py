@@ -25,7 +25,8 @@ def test_at_temperature_0_lossless_rules_cost_nothing_and_wider_ones_no_less():
         assert (one.best, one.rank, one.same, one.variation[0], one.approximate) == (1, 0, 1, 0, "")
     assert found[0].tau == 1 and found[4].tau > found[1].tau
     assert found[3].approximate and found[4].loglik < found[3].loglik < found[0].loglik
-    assert 0 < found[3].variation[0] == 1 - found[3].best <= found[4].variation[0]
+    assert found[3].variation[0] == pytest.approx(1 - found[3].best)
+    assert 0 < found[3].variation[0] <= found[4].variation[0]
     assert found[3].rank <= 1 and found[4].same == 0 and found[4].divergence is None
 
 

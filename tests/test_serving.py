@@ -85,7 +85,11 @@ def test_a_stop_string_ends_its_row_alone_and_is_cut(pair):
     end = whole.texts[1][10:14]
     prompts = [{"prompt": text, "stop": []} for text in TEXTS]
     prompts[1] = {"prompt": TEXTS[1], "stop": end}
+    last = []
+    options |= {"progress": last.append}
     served = specjax.serve_offline(pair[0], prompts, **flat(batch=2, **options))
+    del options["progress"]
+    assert last[-1].tokens - last[-1].firsts >= last[-1].rounds  # a round emits a token at least
     alone = specjax.generate(pair[0], TEXTS[1], **flat(stop_strings=end, **options))
     assert served.texts[1] == alone.text == whole.texts[1][: whole.texts[1].index(end)]
     assert served.rows[1].tokens == alone.tokens[0].tolist() and served.rows[1].finish == "stop"
@@ -146,7 +150,8 @@ def test_an_interrupted_run_keeps_what_is_finished_and_goes_on(pair, tmp_path):
     assert {line["index"]: line["tokens"] for line in kept} == {
         row.index: row.tokens for row in whole.rows
     }
-    again = specjax.serve_offline(pair[0], RAGGED, **flat(output=output, **common))
+    equal = [{**one, "top_k": 0} for one in RAGGED]  # in other words
+    again = specjax.serve_offline(pair[0], equal, **flat(output=output, temperature=0, **common))
     assert again.earlier == 5 and again.rows == rest.rows
 
 
@@ -251,13 +256,39 @@ def test_what_decides_a_text_or_its_law_is_a_part_of_what_an_output_was_made_wit
     assert by_name == identity(LAWS[1])
 
 
+def test_another_drafter_of_the_same_name_is_seen(pair, tmp_path):
+    defaults = {**jsonl_input.NEUTRAL, "max_new_tokens": 8, "seed": None, "stop": None}
+    prompts, _ = jsonl_input.read(pair[0], ["a"], defaults | {"stop_strings": None}, 0)
+    found = []
+    for model in (pair[1], pair[0]):
+        specjax.models.save_pretrained(model, tmp_path / "draft")
+        options = Options(drafter=str(tmp_path / "draft"))
+        found.append(made_with(pair[0], prompts, options)[0]["drafter"])
+    assert found[0] != found[1]
+
+
+def test_a_resumed_run_chooses_children_as_the_whole_run_does(tmp_path):
+    """Heads with a static tree draw their tokens where no row is greedy; the first row is."""
+    lm, output = specjax.load("embedded"), tmp_path / "out.jsonl"
+    prompts = [{"prompt": "import", "temperature": 0.0}, *[{"prompt": "def f(x):"}] * 2]
+    common = flat(drafter="medusa", tree="2x2", batch=1, max_new_tokens=12, temperature=1.0)
+    whole = specjax.serve_offline(lm, prompts, output=output, **common)
+    output.write_text(output.read_text().splitlines()[0] + "\n")
+    rest = specjax.serve_offline(lm, prompts, output=output, **common)
+    assert rest.earlier == 1 and rest.texts == whole.texts
+
+
 def test_a_file_of_something_else_and_one_in_use_are_refused(pair, tmp_path):
     output = tmp_path / "notes.txt"
-    for content in ("my notes\n", "my notes", '{"index": 0}\n'):
+    broken = ('{"index": 0, "made_with": "x"}\n', '{"index": [0], "made_with": {}}\n')
+    for content in ("my notes\n", "my notes", '{"index": 0}\n', '{"settings": 1}', *broken):
         output.write_text(content)
         with pytest.raises(ValueError, match="name (a|another) file"):
             specjax.serve_offline(pair[0], RAGGED, output=output)
         assert output.read_text() == content
+    output.write_text("a prompt")
+    with pytest.raises(ValueError, match="is the file of the prompts"):
+        specjax.serve_offline(pair[0], output, output=output)
     output.unlink()
     with pytest.raises(ValueError, match="is no ordinary file"):  # a device may have no end
         specjax.serve_offline(pair[0], RAGGED, output=os.devnull)
@@ -352,6 +383,9 @@ def test_wrong_arguments_are_refused_before_anything_compiles(pair, tmp_path):
         refused("seed=-1", seed=-1)
         refused("drafter='no'", drafter="no")
         refused("it holds no prompt", prompts=[])
+        refused("give a list of them", prompts={"prompt": "a"}, error=TypeError)
+        refused("reads text, and no features", prompts=[{"prompt": "a", "features": "x.npy"}])
+        refused("stop=.*an empty string", stop=[""])
         refused("id=.* cannot be written as JSON", prompts=[{"prompt": "a", "id": object()}])
         refused("absent", prompts=tmp_path / "absent", error=FileNotFoundError)
 

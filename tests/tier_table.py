@@ -81,7 +81,7 @@ LINES = {
     ],
     "test_chain_of_one.py": MERGE,
     "test_chain_rules.py": [("fault|out_of_range|share_of", DEFAULT), (EVERYTHING, MERGE)],
-    "test_chat.py": [("refuses|command|stop_string|no_text", MERGE), (EVERYTHING, FULL)],
+    "test_chat.py": [("refuses|command|stop_str|no_text|next", MERGE), (EVERYTHING, FULL)],
     "test_check_contract.py": [
         (r"every_check\[(eagle3|tree)", FULL),
         (r"every_check\[(draft|ngram)", MERGE),
@@ -339,7 +339,7 @@ LINES = {
     "test_serving.py": [
         ("broken_lines|wrong_arguments|different_names|a_part_of_what", DEFAULT),
         (r"generate_gives.*(plain|tree|draft-0.9)", FULL),
-        ("generate_gives|own_stop|command", MERGE),
+        ("generate_gives|own_stop|command|same_name", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_small_cache.py": [("fault|of_a_d", DEFAULT), (r"h\[d|sinks_", MERGE), (EVERYTHING, FULL)],

@@ -71,6 +71,7 @@ QUICK = {
     "test_named_errors.py",
     "test_native.py",
     "test_native_quantized.py",
+    "test_no_token.py",
     "test_other_vocabulary.py",
     "test_own_layers.py",
     "test_own_objects.py",

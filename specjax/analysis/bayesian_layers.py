@@ -25,6 +25,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -79,7 +80,7 @@ class DraftingSpeed:
         self.drafter = SwitchedSelfDraft(num_draft=num_draft, target=target, stop=stop)
         self.lm, self.prompts = lm, prompt_ids(lm, prompts)
         longest = max(map(len, self.prompts))
-        sizes = dict(
+        sizes: dict[str, Any] = dict(
             least_width=round_up(longest, SMALLEST_WIDTH, lm.max_positions),
             least_buffer=round_up(longest + max_new_tokens, SMALLEST_BUFFER, lm.max_positions),
         )

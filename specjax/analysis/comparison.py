@@ -194,6 +194,7 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
     texts = [TextStream(work).finish() for work in jobs]
     if not all(text.finished for text in texts):  # Ctrl-C: incomplete texts cannot be compared
         raise KeyboardInterrupt
+    check_texts(texts[0])
     sampled = not jobs[0].request.sampling.greedy
     for work in jobs:
         whole_rate(work)
@@ -276,6 +277,15 @@ def repeated_ngrams(rows: list[np.ndarray], length: int = 4) -> float:
         grams = [tuple(row[i : i + length]) for i in range(len(row) - length + 1)]
         total, distinct = total + len(grams), distinct + len(set(grams))
     return 1 - distinct / total if total else 0.0
+
+
+def check_texts(plain: Generation) -> None:
+    """Raises ``ValueError`` if all texts of plain decoding are empty."""
+    if not any(map(len, plain.tokens)):
+        raise ValueError(
+            "prompts: every text of plain decoding is empty, since no token is allowed after the "
+            "prompt or the text ends at once; give other settings or prompts"
+        )
 
 
 def whole_rate(work: GenerationTask, seed: int = 0) -> float:

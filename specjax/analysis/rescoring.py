@@ -55,6 +55,8 @@ def rated(lm: LM, prompts, texts) -> tuple[np.ndarray, np.ndarray]:
     """
     rows = [(list(map(int, p)), list(map(int, t))) for p, t in zip(prompts, texts, strict=True)]
     rows, logp, rank = [row for row in rows if row[1]], [], []
+    if not rows:
+        raise ValueError("every text is empty: there is no token that could be rated")
     for (_, new), logits in zip(rows, scores_of_new(lm, rows), strict=True):
         own = np.take_along_axis(logits, np.asarray(new)[:, None], axis=1)
         top = logits.max(axis=1, keepdims=True)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from .. import acceptance
+from .. import acceptance, sharding
 from ..models.lm import LM
-from ..text.generation import TextStream, generate
+from ..text.auto_number import MOST_DRAFTS
+from ..text.generation import TextStream
 from ..text.options import Drafting, Options, Prompts, options_from, takes
 from ..text.prepare import prepare_measured, with_bias
 from ..text.prompts import prompt_ids
 from ..text.session import Session
 from ..text.task import GenerationTask
 from ..types import Rule
-from .comparison import whole_rate
+from .comparison import check_texts, whole_rate
 from .rescoring import rated, scores_of_new
 from .tasks import Task
 
@@ -41,7 +41,7 @@ class RuleQuality:
         otherwise None.
       variation: mean total variation between the emitted law and the target's law over the probes,
         and the same of samples of the target's law, which is noise alone. At temperature 0, the
-        share of tokens that are not the most probable one, and 0.
+        share of tokens that are not the most probable one, and 0; None without probes.
       divergence: mean KL divergence of the emitted law from the target's law (nats), and that of
         noise alone; None at temperature 0, and if a token of probability 0 was emitted.
       speed: emitted tokens a second of whole runs, in relation to plain decoding in the same turn,
@@ -56,7 +56,7 @@ class RuleQuality:
     best: float
     rank: float
     same: float | None
-    variation: tuple[float, float]
+    variation: tuple[float, float] | None
     divergence: tuple[float, float] | None
     speed: float | None = None
     solved: float | None = None
@@ -91,12 +91,14 @@ class Quality:
         for one in self.rules:
             same = "-" if one.same is None else f"{one.same:.0%}"
             speed = "-" if one.speed is None else f"{one.speed:.2f}"
-            kl, floor = ("-", "-")
+            kl, floor, tv, noise = "----"
+            if one.variation is not None:
+                tv, noise = (f"{x:.3f}" for x in one.variation)
             if one.divergence is not None:
                 kl, floor = (f"{x:.4f}" for x in one.divergence)
             lines.append(
                 f"{one.rule:42} {one.tau:5.2f} {speed:>5} {one.loglik:7.3f} {one.best:5.0%} "
-                f"{one.rank:6.2f} {same:>5} {one.variation[0]:6.3f} {one.variation[1]:7.3f} "
+                f"{one.rank:6.2f} {same:>5} {tv:>6} {noise:>7} "
                 f"{kl:>7} {floor:>7}" + ("" if one.solved is None else f" {one.solved:6.0%}")
             )
         if self.num_probes:
@@ -180,6 +182,7 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
     written = {name: TextStream(work).finish() for name, work in works.items()}
     if not all(text.finished for text in written.values()):  # Ctrl-C
         raise KeyboardInterrupt
+    check_texts(written["plain"])
     speeds = _speeds(works, options)
     first = written["plain"]
     places = [] if sampling.greedy else _places(first, options.probes)
@@ -275,12 +278,6 @@ def _solved(lm: LM, tasks: Sequence[Task | None], prompts: Prompts, out) -> floa
     return float(np.mean(right)) if right else None
 
 
-def _given(options: QualityOptions) -> dict:
-    """Returns ``options`` as keyword arguments of ``generate``."""
-    shared = options_from(options)
-    return {field.name: getattr(shared, field.name) for field in dataclasses.fields(shared)}
-
-
 def _places(out, probes: int) -> list[list[int]]:
     """Returns token ids of prompts with beginnings of their texts, evenly spread."""
     places = []
@@ -302,16 +299,22 @@ def _probed(lm: LM, places, laws, options: QualityOptions):
     """Returns ``(TV, TV of noise)`` and ``(KL, KL of noise)`` of the emitted law, means over the
     positions ``places``."""
     if not places:
-        return (float("nan"), float("nan")), None
+        return None, None
     count, random = options.probe_samples, np.random.default_rng(0)
-    one = dict(num_samples=count, max_new_tokens=1, stop=(), stop_strings=None)
-    once = dataclasses.replace(options, **one)
-    out = generate(lm, places, **_given(once))
-    tokens = [int(row[0]) if len(row) else -1 for row in out.tokens]
+    sizes = np.asarray([len(place) for place in places])
+    room = MOST_DRAFTS + 1  # so that no budget cuts a draft
+    if lm.max_positions is not None:
+        room = min(room, lm.max_positions - int(sizes.max()))
+    one = dict(num_samples=count, max_new_tokens=room, stop=(), stop_strings=None)
+    work = prepare_measured(lm, places, options_from(dataclasses.replace(options, **one)))
+    state = work.burst(1, work.unanswered())  # the first token, too, is drafted and judged
+    tokens, lengths = sharding.gather((state.tokens, state.length))
+    begin = np.repeat(sizes, count)
+    first = np.take_along_axis(tokens, begin[:, None], axis=1)[:, 0]
+    first = np.where(lengths > begin, first, -1).reshape(len(places), count)
     found, noise = [], []
-    for i, p in enumerate(laws):
-        seen = Counter(tokens[i * count : (i + 1) * count])
-        shares = np.bincount(list(seen.elements()), minlength=len(p)) / count
+    for p, own in zip(laws, first, strict=True):
+        shares = np.bincount(own[own >= 0], minlength=len(p)) / count
         found.append(_distances(shares, p))
         drawn = random.multinomial(count, p, REPEATS) / count
         noise.append(np.mean([_distances(x, p) for x in drawn], axis=0))

@@ -40,6 +40,7 @@ class Evidence:
     cells: int
     impossible: int
     noise: float
+    pooled: float
 
     def fits(self, false_alarm: float) -> bool:
         """Returns whether the chi-squared test accepts the law at a false-alarm rate."""
@@ -61,7 +62,9 @@ class Evidence:
     def resolution(self, false_alarm: float, power: float = 0.99) -> float:
         """Returns the total variation above which every deviation would be found.
 
-        A law at total variation t has a noncentrality of at least ``4 n t²`` for n samples.
+        A law at total variation t of the cells has a noncentrality of at least ``4 n t²`` for n
+        samples. What differs between the outcomes that share one cell is not seen: at most their
+        probability, which is added.
 
         Args:
           false_alarm: the false-alarm rate of the test.
@@ -73,7 +76,7 @@ class Evidence:
         edge = chi2.isf(false_alarm, self.cells)
         misses = lambda x: ncx2.cdf(edge, self.cells, x) - (1 - power)  # noqa: E731
         noncentrality = root_scalar(misses, bracket=(1e-9, 10 * edge + 1000), method="brentq").root
-        return min(1.0, float(np.sqrt(noncentrality / (4 * self.samples))))
+        return min(1.0, float(np.sqrt(noncentrality / (4 * self.samples))) + self.pooled)
 
 
 def judge(counts: np.ndarray, law: np.ndarray) -> Evidence:
@@ -105,6 +108,7 @@ def judge(counts: np.ndarray, law: np.ndarray) -> Evidence:
         cells=cells,
         impossible=impossible,
         noise=float(0.5 * spread.sum()),
+        pooled=float(law[~some].sum()) if np.sum(~some) > 1 else 0.0,
     )
 
 

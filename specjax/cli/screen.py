@@ -69,6 +69,11 @@ class Screen:
             self.out.print(Text.assemble(("prompt", "dim"), " · ", drafted, " · the target's own"))
 
 
+def _numbers(values) -> list[float | None]:
+    """Values as JSON holds them, which has no infinite numbers."""
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
 def describe(result, prompt: str | list[int], lm, rule: str) -> dict:
     """Returns a generation as JSON values.
 
@@ -87,7 +92,7 @@ def describe(result, prompt: str | list[int], lm, rule: str) -> dict:
             "tokens": result.tokens[row].tolist(),
             "from_draft": result.from_draft[row].tolist(),
         }
-        | ({} if result.logprobs is None else {"logprobs": result.logprobs[row].tolist()})
+        | ({} if result.logprobs is None else {"logprobs": _numbers(result.logprobs[row])})
         for row, text in enumerate(result.texts)
     ]
     return {

@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{arguments.prompts}, {one}: left out", file=sys.stderr)
     if arguments.json:
         print(json.dumps(_summary(served, bar.last)))
-    else:
+    elif bar.last or served.finished:
         print(bar.last or f"all {len(served.rows)} prompts are in {arguments.output} already")
     if full := sum(row.finish == "context" for row in served.rows):
         print(

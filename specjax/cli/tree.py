@@ -78,6 +78,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
         raise ValueError(f"--output {arguments.output}: there is no such folder")
+    if arguments.max_new_tokens < 2:
+        raise ValueError(
+            f"--max-new-tokens {arguments.max_new_tokens}: the pass over a prompt emits the first "
+            "token without a draft; give at least 2"
+        )
     sizes = [n + 1 for n in arguments.nodes] if arguments.nodes else SIZES
     if min(sizes) < 2 and arguments.nodes:
         raise ValueError(f"--nodes {arguments.nodes}: each number must be at least 1")

@@ -165,6 +165,8 @@ def decode_on_groups(
     here = _as_mesh("draft_devices", options.draft_devices)
     _check(drafter, there, here, options)
     rule = options.rule
+    if "drafter" not in params:
+        raise ValueError("params has no 'drafter': give the weights of the drafter, or None")
     request, capacity = options.prepare(target, drafter, tokens, lengths)
     theirs = {name: own for name, own in params.items() if name != "drafter"}
     theirs, request = sharding.place(there, target, drafter, theirs, request)

@@ -288,10 +288,13 @@ def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sa
             )
         # by the prompts' width, not their lengths: another batch of this shape compiles nothing
         capacity = width + int(budget.max())
-        if context is not None and longest + int(budget.max()) > context:
+        most, size = np.broadcast_arrays(budget, longest if sizes is None else sizes)
+        row = np.argmax(most + size)
+        most, size = int(most.flat[row]), int(size.flat[row])
+        if context is not None and size + most > context:
             raise ValueError(
-                f"max_new_tokens={int(budget.max())} after a prompt of {longest} tokens exceeds "
-                f"the target's context of {context}; ask for at most {context - longest}, or give "
+                f"max_new_tokens={most} after a prompt of {size} tokens exceeds the target's "
+                f"context of {context}; ask for at most {context - size}, or give "
                 f"capacity={context} to stop there"
             )
         capacity = capacity if context is None else min(capacity, context)

@@ -31,26 +31,42 @@ class StreamDecoder:
         """
         self._tokenizer = tokenizer
         self._restart([int(i) for i in context][-16:])
+        # a character that begins in the context and ends after it is shown
+        self._before = self._tokenizer.decode(self._window) if self._window else ""
+        self._begun = _held(self._before)
 
     def _restart(self, window: list[int]) -> None:
         # A window begins at a token that was shown, so that decoding it treats what follows as
         # the middle of a text; it holds little, so that a push costs the same at any length.
-        self._window, self._fresh = list(window), []
+        self._window, self._fresh, self._begun = list(window), [], 0
         self._shown = len(self._tokenizer.decode(window)) if window else 0
 
     def push(self, ids: Iterable[int]) -> str:
         """Returns the text that became certain with ``ids``; it may be empty."""
         self._fresh += [int(i) for i in ids]
-        text = self._tokenizer.decode(self._window + self._fresh)
-        held = min(len(text) - len(text.rstrip(REPLACEMENT)), 3)
+        text = self._text()
+        held = _held(text)
         new = text[self._shown : len(text) - held]
         self._shown += len(new)
         if not held and self._tokenizer.decode(self._fresh):
-            self._restart(self._fresh)
+            # bytes that end a character are no text without those that begin it
+            self._restart([*self._window, *self._fresh] if self._begun else self._fresh)
         return new
 
     def flush(self) -> str:
         """Returns the text that is still held back, and resets the stream."""
-        rest = self._tokenizer.decode(self._window + self._fresh)[self._shown :]
+        rest = self._text()[self._shown :]
         self._restart([])
         return rest
+
+    def _text(self) -> str:
+        """The text of the window and of what was pushed since."""
+        text = self._tokenizer.decode(self._window + self._fresh)
+        if self._begun and not text.startswith(self._before):  # once
+            self._shown, self._before = len(self._before) - self._begun, ""
+        return text
+
+
+def _held(text: str) -> int:
+    """How many characters at the end of a text may become another one by further bytes."""
+    return min(len(text) - len(text.rstrip(REPLACEMENT)), 3)

@@ -24,6 +24,7 @@ from ..checkpoints import HeadLM
 from ..models.lm import LM
 from ..models.seq2seq.encoder_inputs import Features
 from ..models.tokenizer import Tokenizer
+from ..text.drafter_names import named
 from ..text.options import Options
 from ..text.retrieval import Retrieval
 from ..text.session import Session
@@ -38,8 +39,9 @@ def made_with(lm: LM, prompts: list[Prompt], options: Options) -> dict[int, dict
     """Returns, for each index, hashes of the model, of the drafter with its rule, and of the prompt
     with its options; and ``SETTINGS``, which name what differs where two hashes differ."""
     drafting, sampling = options.drafting, options.sampling
+    own = options.drafter
     drafter = [
-        options.drafter,
+        named(lm, own) if isinstance(own, str | os.PathLike) else own,
         options.drafter_params,
         drafting.num,
         None if drafting.tree is None else as_topology(drafting.tree),
@@ -191,6 +193,11 @@ def _plain(prompt: Prompt) -> dict:
     ``source`` if there is none."""
     fields = dict(vars(prompt))
     del fields["asked_tokens"]  # which decides the name of the reason, and no token
+    none = {
+        name: own if prompt.settings[name] is None else prompt.settings[name]
+        for name, own in NEUTRAL.items()
+    }
+    fields["settings"] = {name: type(NEUTRAL[name])(value) for name, value in none.items()}
     source = fields.pop("source")
     if isinstance(source, Features):
         source = source.digest

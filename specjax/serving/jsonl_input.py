@@ -15,6 +15,7 @@ In a file whose name ends with ``.txt``, each line that is not blank is a prompt
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import json
 import os
@@ -119,6 +120,8 @@ def read(
     """
     if not isinstance(max_broken, int) or max_broken < 0:
         raise ValueError(f"max_broken={max_broken!r}: give a whole number of at least 0")
+    if isinstance(prompts, Mapping):
+        raise TypeError("prompts: one object is given; give a list of them")
     check_lm(lm)
     checked(defaults)
     _stop(lm, defaults["stop"], defaults["stop_strings"])
@@ -172,11 +175,11 @@ def checked(options: Mapping[str, Any]) -> None:
     """
     for name in NEUTRAL:
         value = options[name]
-        if isinstance(value, bool) or not isinstance(value, int | float | None):
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number | None):
             raise ValueError(f"{name}={value!r}: give one number")
     Sampling(**{name: options[name] for name in NEUTRAL}).check()
     number = options["max_new_tokens"]
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
         raise ValueError(f"max_new_tokens={number!r}: it must be an integer, at least 1")
     if options["seed"] is not None:
         seed_key(options["seed"])
@@ -188,7 +191,7 @@ def _lines(file: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
         content = Path(file).read_bytes()
     except OSError as error:
         raise type(error)(f"prompts {os.fspath(file)}: {error.strerror}") from None
-    for number, line in enumerate(content.split(b"\n")):
+    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n")):
         if line.strip():
             yield number, line
 
@@ -291,7 +294,9 @@ def _asked(fields: Mapping[str, Any], hears: bool) -> dict[str, Any]:
     held = [name for name in PROMPT if name in fields]
     if len(held) > 1 or not (held or hears):
         raise ValueError(f"give the prompt in one field, {' or '.join(PROMPT)}; given are {held}")
-    asked = {name: fields[name] for name in (FEATURES,) if hears and name in fields}
+    if FEATURES in fields and not hears:
+        raise ValueError(f"{FEATURES!r}: the model reads text, and no features")
+    asked = {name: fields[name] for name in (FEATURES,) if name in fields}
     for name in held:
         asked["prompt"] = fields[name]
         if not isinstance(fields[name], str | Sequence | np.ndarray):
@@ -309,6 +314,8 @@ def _stop(lm: LM, stop, strings) -> tuple[tuple[int, ...], tuple[str, ...]]:
     ids = [one for one in given if not isinstance(one, str)]
     if not all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in ids):
         raise ValueError(f"stop={stop!r}: give a list of token ids, or of texts")
+    if "" in given:
+        raise ValueError(f"stop={stop!r}: an empty string is at the end of every text")
     (texts,) = stop_strings.per_row([one for one in given if isinstance(one, str)], 1)
     (more,) = stop_strings.per_row(strings, 1)
     own = tuple(int(one) for one in ids)

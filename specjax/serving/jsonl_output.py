@@ -7,6 +7,7 @@ resumed run never mixes texts of different models or options.
 from __future__ import annotations
 
 import json
+import operator
 import os
 import stat
 import time
@@ -22,6 +23,7 @@ except ImportError:  # Windows has no locks: the user must not run two processes
     fcntl = None
 
 MADE_WITH = "made_with"  # field of a line: {what: hash}
+BEGINNING = b'{"index": '  # of each line, with which an incomplete one must agree
 SYNC_EVERY = 1.0  # seconds; waiting for the disk after each line would slow the run down
 
 
@@ -116,7 +118,7 @@ class OutputFile:
             where = f"output {self.name}, line {number}"
             try:
                 line = json.loads(text)
-                index, made_with = line["index"], line[MADE_WITH]
+                index, made_with = operator.index(line["index"]), {**line[MADE_WITH]}
             except (ValueError, TypeError, KeyError):
                 raise ValueError(
                     f"{where} was not written by serve_offline: name a file that it wrote, "
@@ -125,7 +127,7 @@ class OutputFile:
             self._check(where, index, made_with)
             there[index] = line
         if whole < len(content):
-            if not there and content[:1] != b"{":
+            if not BEGINNING.startswith(content[whole:][: len(BEGINNING)]):
                 raise ValueError(
                     f"output {self.name} was not written by serve_offline: name another file"
                 )

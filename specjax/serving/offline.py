@@ -184,8 +184,14 @@ def serve_offline(
     common = batch, gather, options.progress, asked
     if options.output is None:
         return _serve(lm, found, broken, None, *common)
+    if isinstance(prompts, str | os.PathLike) and _are_one(prompts, options.output):
+        raise ValueError(f"output {os.fspath(options.output)} is the file of the prompts")
     with OutputFile(options.output, made_with(lm, found, asked)) as file:
         return _serve(lm, found, broken, file, *common)
+
+
+def _are_one(*files: str | os.PathLike) -> bool:
+    return all(map(os.path.exists, files)) and os.path.samefile(*files)
 
 
 def _serve(lm, found, broken, file, batch, gather, progress, options: Options) -> Served:

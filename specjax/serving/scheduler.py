@@ -90,7 +90,7 @@ class Continuous:
       batch, gather, options: see ``serve_offline``.
 
     Attributes:
-      tokens: the number of emitted tokens, summed over all rows.
+      tokens: the number of emitted tokens, summed over all rows, with those after a stop string.
       rounds: the number of rounds, summed over all rows.
       firsts: how many of the tokens were the first of their row, which no round emits.
     """
@@ -140,6 +140,7 @@ class Continuous:
             least_buffer=capacity,
             # a few prompts are inserted at a time
             chunk=kernels.of(lm.params).serving_chunk(),
+            all_rows=Sampling(**self._values(found)),
         )
         # the keys of ``generate``: that of row ``index`` for the run's seed; for a prompt with its
         # own seed, the key that it has alone
@@ -214,9 +215,9 @@ class Continuous:
             )
             if self._work.session is not None:
                 self._work.session.add(prompt.tokens, found[-1].tokens)
-            self._done[0] += text.num
+            self._done[0] += length - begin
             self._done[1] += counts[0]
-            self._done[2] += text.num > 0
+            self._done[2] += length > begin
             self._standing[row] = None
         return found, over
 

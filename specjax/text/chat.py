@@ -99,12 +99,13 @@ class Chat:
         """Begins a new conversation; the system message is kept."""
         self.messages: list[Mapping[str, str]] = list(self._opening)
         self._stream, self._ids, self._turns = None, [], 0
+        self._open: tuple[TextStream, str] | None = None  # a turn whose answer is being written
 
     def say(self, text: str) -> Iterator[Piece]:
         """Yields the answer to a turn, piece by piece.
 
         If the iteration ends early, or an exception (Ctrl-C) ends it, the tokens that were
-        committed until then are the answer.
+        committed until then are the answer. The next turn ends it, too.
 
         Args:
           text: the message of the user, or the text that the model continues.
@@ -114,14 +115,19 @@ class Chat:
         """
         if not text:
             raise ValueError("say: the text is empty; give at least one character")
+        self._close(self._open)
         stream = TextStream(self._turn(text))
         if self.templated:
             self.messages.append({"role": "user", "content": text})
         self._turns, self._stream = self._turns + 1, stream
+        self._open = turn = stream, text
         try:
-            yield from stream
+            for piece in stream:
+                yield piece
+                if self._open is not turn:
+                    return
         finally:
-            self._close(stream, text)
+            self._close(turn)
 
     @property
     def generation(self) -> Generation:
@@ -148,8 +154,9 @@ class Chat:
                 values = {f.name: getattr(work, f.name) for f in dataclasses.fields(GenerationTask)}
                 values |= {"prompts": [np.asarray(ids, np.int32)]}
                 return Turn(**values | {"capacity": state.tokens.shape[1], "state": state})
+        work = prepare_measured(self.lm, [ids], options, least_buffer=LEAST_BUFFER)
         self.fed += len(ids)
-        return prepare_measured(self.lm, [ids], options, least_buffer=LEAST_BUFFER)
+        return work
 
     def _goes_on(self, state: State, ids: list[int]) -> bool:
         """Returns whether ``state`` still exists and holds the conversation with which ``ids``
@@ -158,8 +165,11 @@ class Chat:
         there = not state.length.is_deleted() and int(state.length[0]) == known < len(ids)
         return there and ids[:known] == self._ids
 
-    def _close(self, stream: TextStream, text: str) -> None:
-        """Adds the committed tokens of an answer to the conversation."""
+    def _close(self, turn: tuple[TextStream, str] | None) -> None:
+        """Adds the committed tokens of an answer to the conversation, if the turn is open."""
+        if turn is None or turn is not self._open:
+            return
+        self._open, (stream, _) = None, turn
         if stream.state is not None and not stream.state.length.is_deleted():
             stream.look()
         elif not stream.begun:  # Ctrl-C while the prompt was read

@@ -169,8 +169,9 @@ def stream_text(lm: LM, prompts: Prompts | None = None, *, options: Options) -> 
       lm, prompts, drafter, ...: see ``generate``.
 
     Returns:
-      a ``TextStream``, an iterator over ``Piece``s. Ctrl-C raises ``KeyboardInterrupt`` within the
-      iteration; ``TextStream.generation`` then holds the tokens that were committed until then.
+      a ``TextStream``, whose iteration yields ``Piece``s. Ctrl-C raises ``KeyboardInterrupt``
+      within the iteration; ``TextStream.generation`` then holds the tokens that were committed
+      until then.
 
     Raises:
       ValueError, TypeError: before anything is compiled, see ``generate``.
@@ -186,7 +187,7 @@ def stream_text(lm: LM, prompts: Prompts | None = None, *, options: Options) -> 
 
 
 class TextStream:
-    """An iterator over ``Piece``s of text.
+    """The text of a task, ``Piece`` by ``Piece``; each iteration decodes it from the beginning.
 
     Args:
       work: the task.

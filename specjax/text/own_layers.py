@@ -37,8 +37,11 @@ def named_layers(lm: LM, name: str, num_draft: int) -> SelfDraft:
       ValueError: the name has another form, or the model has no such layers.
       FileNotFoundError: the file does not exist.
     """
-    words = (word.partition("=") for word in name.split(":")[1:])
+    words = [word.partition("=") for word in name.split(":")[1:]]
     given: dict[str, str] = {key: value for key, _, value in words}
+    if len(given) < len(words):
+        twice = next(key for key in given if [word[0] for word in words].count(key) > 1)
+        raise ValueError(f"drafter={name!r}: {twice!r} is given twice")
     stop, small = given.pop("stop", None), dict[str, Any]()
     if own := [f"{s}={given.pop(s)}" for s in small_caches.OWN_SETTINGS if s in given]:
         small = small_caches.parse(name, ",".join(own), SELF, small_caches.OWN_SETTINGS)

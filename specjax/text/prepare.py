@@ -50,6 +50,7 @@ def prepare(
     least_width: int = SMALLEST_WIDTH,
     least_buffer: int = SMALLEST_BUFFER,
     chunk: int | None = None,
+    all_rows: Sampling | None = None,
 ) -> GenerationTask:
     """Checks a request of ``generate`` and makes a task of it.
 
@@ -62,6 +63,8 @@ def prepare(
         buffers share their compiled programs.
       least_buffer: the least capacity of the token buffer, in tokens.
       chunk: the number of prompt tokens that one pass reads; None: ``prefill.chunk_for``.
+      all_rows: the settings of all rows that the task will decode, where further ones take the
+        places of those that end; None: ``options.sampling``.
 
     Raises:
       ValueError, TypeError: an option is wrong; the error names it and the accepted values.
@@ -76,6 +79,7 @@ def prepare(
     if any(strings):
         check_tokenizer(lm, "stop_strings")
     sampling = with_bias(lm, options.sampling)
+    sampling.check()
     drafter = options.drafter
     if isinstance(drafter, str | os.PathLike):
         drafter = named(lm, drafter)
@@ -87,7 +91,7 @@ def prepare(
         drafting.num,
         options.drafter_params,
         drafting.tree,
-        sibling_sampling.wanted(drafting, sampling),
+        sibling_sampling.wanted(drafting, sampling if all_rows is None else all_rows),
     )
     stops = end_ids(lm) if options.stop is None else options.stop
     check_stops(stops, (len(ids),), "stop")
@@ -247,11 +251,12 @@ def fit(
         )
     ends = lengths + budget
     if context is not None and ends.max() > context:
-        length = int(lengths[ends.argmax()])
+        row = ends.argmax()
+        length, asked = int(lengths[row]), int(np.broadcast_to(budget, ends.shape)[row])
         room = context - length
         way_out = f"ask for at most {room} new tokens" if room > 0 else "shorten the prompt"
         raise ValueError(
-            f"a prompt of {length} tokens and {int(budget.max())} new ones do not fit into the "
+            f"a prompt of {length} tokens and {asked} new ones do not fit into the "
             f"context of {lm.name}, which has {context} tokens: {way_out}"
         )
     tokens = np.zeros((len(ids), round_up(lengths.max(), least_width, context)), np.int32)
@@ -325,7 +330,11 @@ def with_bias(lm: LM, sampling: Sampling) -> Sampling:
     """
     bias, vocab = sampling.logit_bias, lm.target.vocab_size
     if isinstance(bias, Mapping):
-        wrong = [token for token in bias if not 0 <= token < vocab]
+        wrong = [
+            token
+            for token in bias
+            if not (isinstance(token, int | np.integer) and 0 <= token < vocab)
+        ]
         if wrong:
             raise ValueError(f"logit_bias: token ids {wrong[:4]} are not in [0, {vocab})")
         bias, given = np.zeros(vocab, np.float32), bias

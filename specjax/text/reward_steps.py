@@ -38,7 +38,7 @@ from ..sampling.distribution import Sampling
 from ..types import HeadTarget
 from .generation import Generation, generate
 from .options import Drafting
-from .prepare import end_ids
+from .prepare import end_ids, seed_key
 
 Tokens = Sequence[int] | np.ndarray
 Reward = Callable[[Tokens, list[np.ndarray]], float]
@@ -164,6 +164,7 @@ def reward_guided(
         vocab = lm.target.vocab_size
         if not all(0 <= int(token) < vocab for token in separator):
             raise ValueError(f"separator={separator!r}: give a text or ids from 0 to {vocab - 1}")
+    seed_key(seed)
     given = _ids(lm, prompt)
     ends = end_ids(lm)
     stops = (

@@ -103,7 +103,7 @@ def trace(lm: LM, prompt: str | Sequence[int] | None = None, *, options: TraceOp
     return Trace(
         model=lm.name,
         drafter=state.stats.drafter,
-        rule=recorded[-1].rule if recorded else "",
+        rule=work.rule_name if rule else recorded[-1].rule if recorded else "",
         lossless=rule is None or acceptance.exact(rule, state.sampling.greedy),
         approximate=state.stats.approximate,
         settings=_settings(options),
@@ -112,7 +112,7 @@ def trace(lm: LM, prompt: str | Sequence[int] | None = None, *, options: TraceOp
         source=prompt if isinstance(prompt, str) and encodes(lm) else None,
         rounds=recorded,
         pieces=pieces,
-        reason=recorded[-1].reason if recorded else "",
+        reason=recorded[-1].reason if recorded else ENDED[int(sharding.gather(state.ended)[0])],
         interrupted=interrupted,
         spell=spell,
     )

@@ -204,7 +204,8 @@ def _arrays(rule, params, verified: VerifiedRound, emitted, keys) -> RoundArrays
 
     def law(node):
         if context.sampling.greedy:
-            return jax.nn.softmax(target_law.adjusted_at(node), axis=-1)
+            p = jax.nn.softmax(target_law.adjusted_at(node), axis=-1)
+            return jnp.where(jnp.isnan(p), 0.0, p)  # no token is allowed
         return target_law(node)
 
     def at(index):

@@ -236,6 +236,19 @@ def test_bytes_of_a_fallback_tokenizer_wait_for_their_character():
     assert [stream.push([i]) for i in [1, *euro, 2]] == ["Hello", "", "", "€", " world"]
 
 
+def test_a_character_that_began_in_the_prompt_hides_no_other():
+    one = sentencepiece_like()
+    byte = {b: one.backend.token_to_id(f"<0x{b:02X}>") for b in range(256)}
+    begun, rest = [byte[226], byte[130]], [byte[172], byte[120], byte[121]]
+    for pieces in ([rest], [[i] for i in rest]):
+        stream = StreamDecoder(one, begun)
+        assert "".join([*map(stream.push, pieces), stream.flush()]) == "€xy"
+    stream = StreamDecoder(one, begun)
+    pieces = [byte[172], byte[226]], [byte[130]], [byte[172]]
+    assert [stream.push(piece) for piece in pieces] == ["", "", "€€"]
+    assert StreamDecoder(one, begun).flush() == ""
+
+
 def test_a_push_costs_the_same_at_any_length(tokenizer):
     class Counting(FileTokenizer):
         longest = 0
