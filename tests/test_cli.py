@@ -153,6 +153,7 @@ def test_compare_prints_rates_ratio_tau_and_sameness_and_what_was_compared(run, 
     _, out, _ = run("a", "--compare", "--json", "--repetitions", 6, *options)
     found = json.loads(out)
     assert found["compare"]["identical"] is None  # tokens are drawn
+    assert found["compare"]["price"] is None  # and the rule is lossless
     assert found["rule"] == "rejection"  # which auto stands for where drafts have laws
     assert found["compare"]["drafting"] == (
         "drafter draft, trees of 4 tokens, 2 deep, rule rejection"

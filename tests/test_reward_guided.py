@@ -119,6 +119,7 @@ def test_rewards_are_those_of_the_obvious_way():
         (lambda: guided(threshold=math.nan), "threshold=nan"),
         (lambda: guided(separator=()), "the separator not empty"),
         (lambda: guided(max_steps=0), "max_steps=0"),
+        (lambda: guided(seed=-1), "seed=-1"),
         (
             lambda: reward_guided(LM, specjax.LM.of(*bag(7, 0)), PROMPT, lambda *_: 1),
             "draft: .* vocabulary of 7, the target .* 11",

@@ -136,6 +136,7 @@ def test_names_of_three_levels_say_which_settings_belong_to_which_level():
     [
         ("cascade:self:window=64", "write 'cascade:OUTER:INNER'"),
         ("cascade:self:ngram", "does not say which layers draft"),
+        ("self:exit=1:exit=2", "'exit' is given twice"),
         ("cascade:self:exit=1:ngram", "reads the whole cache of its target.*window=512"),
         ("cascade:self:window=64:stop=0.5:ngram", "stop=CumulativeStop"),
         ("cascade:ngram:window=9:draft", "is no draft model"),

@@ -232,7 +232,7 @@ def _price(
 ) -> RulePrice | None:
     """Returns ``Comparison.price``."""
     found = acceptance.named(options.drafting.rule)
-    if found is None or found.lossless:
+    if found is None or acceptance.exact(found, options.sampling.greedy):
         return None
     if encoder_inputs.encodes(lm) or options.sampling.needs_prefix:
         return None

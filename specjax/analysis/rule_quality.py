@@ -244,6 +244,8 @@ def _speeds(works: dict[str, GenerationTask], options: QualityOptions) -> dict[s
     """Returns the rate of each rule in relation to plain decoding, run in turn."""
     if options.stop_strings or any(work.session is not None for work in works.values()):
         return {}
+    for work in works.values():  # compiles what follows
+        whole_rate(work)
     rates = np.asarray([[whole_rate(work) for work in works.values()] for _ in range(TURNS)])
     return dict(zip(works, np.median(rates / rates[:, :1], axis=0).tolist(), strict=True))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import time
 
@@ -131,6 +132,9 @@ def compare(lm, prompt: str | list[int], options: dict, arguments: argparse.Name
         "confidence": result.confidence,
         "repetitions": result.repetitions,
         "identical": result.identical,
+        "differing": result.differing,
+        "margins": list(result.margins),
+        "price": None if result.price is None else dataclasses.asdict(result.price),
         "repeated_4grams": result.repeated,
     }
     said = describe(result.speculative, prompt, lm, result.rule)
