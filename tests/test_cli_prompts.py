@@ -61,6 +61,7 @@ def test_a_prompt_ends_where_its_line_ends(name, tmp_path):
         ("absent", None, "No such file"),
         ("empty", "\n \n", "it holds no prompt"),
         ("broken.jsonl", '"a"\n{"text": \n', "line 2: it is not JSON"),
+        ("both.jsonl", '{"prompt": "a", "text": "b"}\n', "line 1: give a string"),
         ("other.jsonl", '{"words": "a"}\n', "line 1: give a string"),
     ],
 )

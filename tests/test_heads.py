@@ -115,8 +115,17 @@ def test_nothing_is_overwritten_unless_that_is_asked_for(target, tmp_path):
     specjax.save_drafter(drafter, other, tmp_path, target=target, overwrite=True)
     assert same(specjax.load_drafter(tmp_path, target).params, other)
     settings = dict(target=target, overwrite=True)
+    (tmp_path / "medusa_lm_head.safetensors").rename(tmp_path / "other.safetensors")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"older")
     specjax.save_drafter(drafter, params, tmp_path, pickled=True, **settings)
     assert same(specjax.load_drafter(tmp_path, target).params, params)
+    (tmp_path / "config.json").unlink()
+    for name in ("model-00001-of-00002.safetensors", "medusa_lm_head.safetensors"):
+        (tmp_path / name).write_bytes(b"of another")
+        with pytest.raises(FileExistsError):
+            specjax.save_drafter(drafter, params, tmp_path, target=target)
+        (tmp_path / name).unlink()
+    specjax.save_drafter(drafter, params, tmp_path, target=target)  # a reader does not see the .pt
     specjax.save_drafter(drafter, other, tmp_path, format="medusa-vllm", **settings)
     assert same(specjax.load_drafter(tmp_path, target).params, other)
 

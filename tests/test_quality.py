@@ -42,6 +42,9 @@ def test_above_temperature_0_the_emitted_law_is_counted_against_the_targets():
     assert lenient.variation[0] > lenient.variation[1] + 0.03
     assert lenient.divergence[0] > lenient.divergence[1] + 0.005
     assert lenient.tau > rejection.tau > plain.tau == 1
+    auto = dict(drafting=specjax.Drafting(num="auto"), rules=rules[-1], probe_samples=2000)
+    adaptive = specjax.quality(LM, PROMPTS, sampling=warm, **COMMON | auto).rules[1]
+    assert adaptive.variation == lenient.variation
     assert np.isfinite([one.loglik for one in found.rules]).all()
 
 

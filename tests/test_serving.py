@@ -141,7 +141,8 @@ def test_an_interrupted_run_keeps_what_is_finished_and_goes_on(pair, tmp_path):
     )
     lines = output.read_text().splitlines()
     assert not first.finished and 2 <= len(lines) == len(first.rows) < 5
-    output.write_text("\n".join(lines) + '\n{"index": 4, "te')  # cut off while it was written
+    torn = '{"index": 4, "te' + "\0" * 9
+    output.write_text("\n".join(lines) + "\n" + torn)  # cut off while it was written
     rest = specjax.serve_offline(pair[0], RAGGED, **flat(output=output, **common))
     assert rest.finished and rest.earlier == len(lines) and rest.texts == whole.texts
     kept = [json.loads(line) for line in output.read_text().splitlines()]

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import acceptance, sharding
 from ..models.lm import LM
-from ..text.auto_number import MOST_DRAFTS
+from ..text.auto_number import MOST_DRAFTS, is_auto
 from ..text.generation import TextStream
 from ..text.options import Drafting, Options, Prompts, options_from, takes
 from ..text.prepare import prepare_measured, with_bias
@@ -131,7 +131,8 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
 
     Above temperature 0, the law that a rule emits is compared with the target's law: after each
     prompt, and at further positions of its plain text, the next token is drawn ``probe_samples``
-    times and counted. The counted law is that of the first token of a round.
+    times and counted. The counted law is that of the first token of a round; where the number of
+    drafts is automatic, of a round with the drafter's usual number.
 
     Args:
       lm, prompts, drafter, drafting, sampling, ...: see ``generate``; each of ``rules`` takes the
@@ -304,11 +305,16 @@ def _probed(lm: LM, places, laws, options: QualityOptions):
         return None, None
     count, random = options.probe_samples, np.random.default_rng(0)
     sizes = np.asarray([len(place) for place in places])
-    room = MOST_DRAFTS + 1  # so that no budget cuts a draft
+    room = np.full(len(places), MOST_DRAFTS + 1)  # so that no budget cuts a draft
     if lm.max_positions is not None:
-        room = min(room, lm.max_positions - int(sizes.max()))
+        room = np.minimum(room, lm.max_positions - sizes)
+    drafting = options.drafting
+    if is_auto(drafting.num):  # which may draft nothing for a batch of so many rows
+        drafting = dataclasses.replace(drafting, num=None)
     one = dict(num_samples=count, max_new_tokens=room, stop=(), stop_strings=None)
-    work = prepare_measured(lm, places, options_from(dataclasses.replace(options, **one)))
+    options = dataclasses.replace(options, drafting=drafting, **one)
+    work = prepare_measured(lm, places, options_from(options))
+    work = work.refreshed(lambda: [np.asarray(place, np.int32) for place in places])
     state = work.burst(1, work.unanswered())  # the first token, too, is drafted and judged
     tokens, lengths = sharding.gather((state.tokens, state.length))
     begin = np.repeat(sizes, count)

@@ -11,7 +11,6 @@ the usual ones, and what the layout has no key for.
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from safetensors.numpy import save_file
 from ..drafters import registry
 from ..drafters.heads import HeadDrafter
 from ..models.files import write_json
-from ..models.headers import INDEX, SINGLE, WEIGHT_FILE
+from ..models.headers import INDEX, SINGLE
 from ..models.hf import check_dtype
 from ..models.lm import LM
 from ..trees.grown import Beams, Expand
@@ -29,7 +28,7 @@ from ..trees.topology import Topology, Tree, chain
 from ..types import Drafter, PyTree
 from . import mtp
 from .formats import FORMATS, Layout
-from .weights import is_float, write_pickle
+from .weights import PICKLES, is_float, write_pickle
 
 KINDS = ("safetensors", "pt")  # of files of weights
 
@@ -96,28 +95,31 @@ def save_drafter(
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    weights = f"{layout.WEIGHTS_FILE}.{KINDS[pickled]}"
+    weights = f"{layout.WEIGHTS_FILE}.{KINDS[bool(pickled)]}"
     files = {"config.json": config}
     within = name == "mtp" and mtp.inside(folder, config, tensors, weights)
     if within:
         files = within
-    elif (folder / "config.json").exists() and not overwrite:
+    elif not overwrite and (
+        any((folder / name).exists() for name in ("config.json", weights))
+        or _read_with(folder, weights)
+    ):
         raise FileExistsError(
             f"folder={str(folder)!r} holds a model or a drafter already: give another folder, or "
             "overwrite=True to replace what is there"
         )
     _write(folder, files, weights, tensors, pickled)
     if not within:
-        _remove_other_weights(folder, weights)
-
-
-def _remove_other_weights(folder: Path, kept: str) -> None:
-    """Removes the weights of a drafter or a model that was in the folder before: a reader takes
-    all files of weights together."""
-    own = {f"{layout.WEIGHTS_FILE}.{kind}" for layout in FORMATS.values() for kind in KINDS}
-    for path in folder.iterdir():
-        if path.name != kept and (path.name in own or re.fullmatch(WEIGHT_FILE, path.name)):
+        for path in _read_with(folder, weights):
             path.unlink()
+
+
+def _read_with(folder: Path, weights: str) -> list[Path]:
+    """The files in a folder that a reader would take together with the file ``weights``, or in its
+    place, see ``weights.Tensors``."""
+    kinds = ("*.safetensors", INDEX) if weights.endswith(KINDS[0]) else ("*.safetensors", *PICKLES)
+    found = {path for kind in kinds for path in folder.glob(kind)}
+    return sorted(path for path in found if path.name != weights)
 
 
 def _layout_of(drafter: Drafter, format: str | None) -> tuple[str, Layout]:
@@ -147,9 +149,9 @@ def _write(folder: Path, files: dict, weights: str, tensors: dict, pickled: bool
             write_json(Path(staging) / name, content)
         path.chmod((Path(staging) / "config.json").stat().st_mode)  # else only its owner reads it
         for name in sorted({weights, *files}, key=lambda name: name == "config.json"):
+            if INDEX in files and name == "config.json":  # the single file would be read first
+                (folder / SINGLE).unlink(missing_ok=True)
             os.replace(Path(staging) / name, folder / name)
-        if INDEX in files:
-            (folder / SINGLE).unlink(missing_ok=True)
 
 
 def _tree_entry(shape: Topology) -> dict:

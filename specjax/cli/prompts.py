@@ -254,7 +254,10 @@ def _prompt_of(line: str, where: str, folder: Path) -> str | dict[str, Path]:
         raise ValueError(f"{where}: it is not JSON: {error}") from None
     if isinstance(value, dict) and isinstance(value.get("features"), str):
         return {"features": folder / value["features"]}
-    text = value.get("prompt", value.get("text")) if isinstance(value, dict) else value
+    held = [value] if isinstance(value, str) else []
+    if isinstance(value, dict):
+        held = [value[name] for name in jsonl_input.PROMPT if value.get(name) is not None]
+    text = held[0] if len(held) == 1 else None
     if not isinstance(text, str) or not text:
         raise ValueError(
             f'{where}: give a string that is not empty, {{"text": "..."}} or {{"prompt": "..."}}, '

@@ -164,12 +164,14 @@ def check_tied(folder: Path, table: str, head: str, stored: Mapping[str, StoredT
     pair = [stored.get(name) for name in (table, head)]
     if None in pair or any(one.dtype not in FILE_DTYPES for one in pair):
         return
-    equal = pair[0].shape == pair[1].shape
+    (size, width), (other, others) = pair[0].shape, pair[1].shape
+    size, equal = min(size, other), width == others  # further rows are padding
     with contextlib.ExitStack() as files:
         rows = [files.enter_context(safe_open(one.path, "np")).get_slice(one.name) for one in pair]
-        for start in range(0, pair[0].shape[0] if equal else 0, ROWS_AT_ONCE):
-            end = min(start + ROWS_AT_ONCE, pair[0].shape[0])
-            equal = equal and np.array_equal(*(one[start:end] for one in rows))
+        for start in range(0, size if equal else 0, ROWS_AT_ONCE):
+            parts = (one[start : min(start + ROWS_AT_ONCE, size)] for one in rows)
+            one, same = (part.astype(np.float32) for part in parts)
+            equal = equal and np.array_equal(one, same, equal_nan=True)
     if not equal:
         raise ValueError(
             f"config.json in {folder} says tie_word_embeddings=true, and the files hold {head}, "

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,7 @@ from .seq2seq.encoder_decoder import abstract as abstract_encoder_decoder
 from .tensors import gathered, shape_of
 from .tokenizer import wrap_tokenizer
 
+GENERATION = "generation_config.json"  # its ids of the end of a text count before config.json's
 DTYPES = {
     "float32": jnp.float32,
     "bfloat16": jnp.bfloat16,
@@ -100,8 +101,8 @@ def load_config(folder: str | os.PathLike) -> DecoderConfig | EncoderDecoderConf
       ValueError: a value is missing, or not supported, naming the folder.
     """
     raw, generation = read_json(folder, "config.json"), {}
-    if (Path(folder) / "generation_config.json").is_file():
-        generation = read_json(folder, "generation_config.json")
+    if (Path(folder) / GENERATION).is_file():
+        generation = read_json(folder, GENERATION)
     eos = generation.get("eos_token_id")
     try:
         if raw.get("model_type") in families.FAMILIES:
@@ -155,7 +156,7 @@ def load_weights(
         bits are read as the floats for which they stand, and these are quantized; ``"float"``
         leaves them floats, and every parameter in ``dtype``, as those who train it want it.
       mesh: each process reads only what its devices hold, tensor by tensor; which parts these are,
-        ``placement.py`` says.
+        ``placement.py`` says. A tied LM head that is stored all the same is read and compared.
 
     Returns:
       The state of ``Decoder(config)``, as ``nnx.split`` returns it; on a mesh whose axis ``stage``
@@ -192,7 +193,7 @@ def load_weights(
         stored, held = merged(stored, layout, {*wanted, *packed}, family.prefix)
     wanted = as_stored(wanted, packed, stored)
     check_stored(folder, config, wanted, stored, shapes, tables.is_harmless)
-    if config.tie_embeddings:
+    if config.tie_embeddings and layout is None:
         (table,) = (name for name, one in wanted.items() if one.parts == ("embedding",))
         for row in family.tensors:
             if row.parts == ("lm_head.weight",):
@@ -271,9 +272,9 @@ def save_pretrained(
     """Writes a model in Hugging Face layout, which transformers and ``specjax.load`` read.
 
     Every file is written under a temporary name and then renamed, ``config.json`` last, so that an
-    interruption leaves no half-written file. Shards of an earlier save are removed, and so are
-    files of another model that would change what is read: ``generation_config.json``, and the chat
-    template where a tokenizer is saved.
+    interruption leaves no half-written file. Shards of an earlier save are removed, and so is its
+    chat template where a tokenizer is saved; a ``generation_config.json`` that is there gets the
+    model's ids of the end of a text.
 
     Args:
       model: a ``Decoder``, or an ``LM``, whose tokenizer is then saved too.
@@ -315,18 +316,25 @@ def save_pretrained(
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)
         write_json(staging / "config.json", config)
+        if (folder / GENERATION).is_file():  # which would be read before the config
+            ends = {"eos_token_id": config.get("eos_token_id")}
+            write_json(staging / GENERATION, read_json(folder, GENERATION) | ends)
         written = sorted((p.name for p in staging.iterdir()), key=lambda n: n == "config.json")
         mode = (staging / "config.json").stat().st_mode  # safetensors writes for its owner alone
         for name in written:
             (staging / name).chmod(mode)
+            if name == "config.json":  # what stood there before might be read with it
+                _remove_stale(folder, written, tokenizer is not None)
             os.replace(staging / name, folder / name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    stale = [WEIGHT_FILE, r"generation_config\.json"]
-    if tokenizer is not None:
-        stale.append(r"chat_template\.jinja")
+
+
+def _remove_stale(folder: Path, written: Sequence[str], with_tokenizer: bool) -> None:
+    """Removes the weights of an earlier save, and its chat template where a tokenizer is saved."""
+    stale = rf"{WEIGHT_FILE}|chat_template\.jinja" if with_tokenizer else WEIGHT_FILE
     for path in folder.iterdir():
-        if re.fullmatch("|".join(stale), path.name) and path.name not in written:
+        if re.fullmatch(stale, path.name) and path.name not in written:
             path.unlink()
 
 

@@ -33,12 +33,15 @@ class StreamDecoder:
         self._restart([int(i) for i in context][-16:])
         # a character that begins in the context and ends after it is shown
         self._before = self._tokenizer.decode(self._window) if self._window else ""
-        self._begun = _held(self._before)
+        texts = [self._tokenizer.decode(self._window[:-k]) for k in (1, 2, 3)]
+        whole = [text for text in texts if not _held(text)] if _held(self._before) else []
+        if whole:  # else it does not begin in the context, or too far within it
+            self._begun, self._whole = True, len(whole[0])
 
     def _restart(self, window: list[int]) -> None:
         # A window begins at a token that was shown, so that decoding it treats what follows as
         # the middle of a text; it holds little, so that a push costs the same at any length.
-        self._window, self._fresh, self._begun = list(window), [], 0
+        self._window, self._fresh, self._begun = list(window), [], False
         self._shown = len(self._tokenizer.decode(window)) if window else 0
 
     def push(self, ids: Iterable[int]) -> str:
@@ -63,7 +66,7 @@ class StreamDecoder:
         """The text of the window and of what was pushed since."""
         text = self._tokenizer.decode(self._window + self._fresh)
         if self._begun and not text.startswith(self._before):  # once
-            self._shown, self._before = len(self._before) - self._begun, ""
+            self._shown, self._before = self._whole, ""
         return text
 
 

@@ -127,7 +127,10 @@ class Tokenizer(abc.ABC):
     def _joins(self, words: Mapping[int, str]) -> bool:
         """Whether two words stand in a text as they are spelled, with nothing between them, which
         is not so where tokens are whole words (WordLevel) or continue them (WordPiece)."""
-        plain = [i for i, word in words.items() if word.isascii() and word.isalpha()][:2]
+        if any("Ġ" in word for word in words.values()):  # GPT-2's letter for a space
+            return True
+        plain = [i for i in sorted(words) if words[i].isascii() and words[i].isalpha()]
+        plain = [i for i in plain if i not in self.eos_ids and i not in self.roles.values()][:2]
         return not plain or self.decode(plain) == "".join(words[i] for i in plain)
 
     @functools.cached_property
@@ -203,7 +206,13 @@ class FileTokenizer(Tokenizer):
         if (
             backend.truncation or backend.padding
         ):  # texts are read whole, as transformers reads them
-            backend = type(backend).from_str(backend.to_str())
+            try:
+                backend = type(backend).from_str(backend.to_str())
+            except Exception as error:  # the library raises bare Exception
+                raise ValueError(
+                    f"tokenizer: it cuts or pads texts, and cannot be copied ({error}): call its "
+                    "no_truncation() and no_padding() first"
+                ) from None
             backend.no_truncation()
             backend.no_padding()
         self.backend, self.eos_ids, self.roles = backend, tuple(eos_ids), dict(roles)

@@ -127,7 +127,8 @@ class OutputFile:
             self._check(where, index, made_with)
             there[index] = line
         if whole < len(content):
-            if not BEGINNING.startswith(content[whole:][: len(BEGINNING)]):
+            rest = content[whole:].rstrip(b"\0")  # which a disk may leave that lost its power
+            if not BEGINNING.startswith(rest[: len(BEGINNING)]):
                 raise ValueError(
                     f"output {self.name} was not written by serve_offline: name another file"
                 )

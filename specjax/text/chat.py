@@ -105,7 +105,7 @@ class Chat:
         """Yields the answer to a turn, piece by piece.
 
         If the iteration ends early, or an exception (Ctrl-C) ends it, the tokens that were
-        committed until then are the answer. The next turn ends it, too.
+        committed until then are the answer. The next turn ends it, too, even one that is refused.
 
         Args:
           text: the message of the user, or the text that the model continues.

@@ -110,7 +110,7 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
         - ``"ngram+NAME"``, ``"suffix+NAME"`` or ``"sam+NAME"``: copies where the text so far has a
           match, else the draft model, heads or layers of that name (see ``drafters.Hybrid`` and
           ``drafters.Fallback``). ``"copy+NAME"``: heads, a draft model or layers, at temperature 0
-          with a bonus for the token that followed the same words in the text (see
+          with a bonus for tokens that followed the same words in the text (see
           ``drafters.Copying``).
         - ``"cascade:OUTER:INNER"``: the draft model OUTER (``draft``, a folder or a hub name), or
           the target over a window (``self:window=64,budget=512``), for which the drafter INNER

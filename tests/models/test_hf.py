@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoints import CASES, GOLDEN, SMALL, random_model
+from checkpoints import CASES, GOLDEN, SMALL, byte_tokenizer, random_model
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
@@ -76,9 +76,20 @@ def test_saving_and_loading_is_exact_in_one_file_and_in_shards(small, tmp_path, 
 def test_saving_again_leaves_no_old_shard_and_no_temporary_file(small, tmp_path):
     (tmp_path / "README.md").write_text("kept")
     save_pretrained(small, tmp_path, max_shard_bytes=20_000)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    (tmp_path / "chat_template.jinja").write_text("of another model")
+    save_pretrained(small, tmp_path, tokenizer=byte_tokenizer())
+    tokenizer = {"tokenizer.json", "tokenizer_config.json"}
+    wanted = {"README.md", "config.json", WEIGHTS}
+    assert {p.name for p in tmp_path.iterdir()} == wanted | tokenizer
+    for name in tokenizer:
+        (tmp_path / name).unlink()
+    generation = tmp_path / "generation_config.json"
+    generation.write_text('{"eos_token_id": [7, 8], "top_k": 5}')
     save_pretrained(small, tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {"README.md", "config.json", WEIGHTS}
+    assert load_config(tmp_path) == small.config
+    assert json.loads(generation.read_text())["top_k"] == 5
+    generation.unlink()
+    assert {p.name for p in tmp_path.iterdir()} == wanted
     assert len({p.stat().st_mode for p in tmp_path.iterdir()}) == 1  # whoever reads one reads all
     assert_same(read(tmp_path), nnx.state(small))
 

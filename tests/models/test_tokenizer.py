@@ -247,6 +247,8 @@ def test_a_character_that_began_in_the_prompt_hides_no_other():
     pieces = [byte[172], byte[226]], [byte[130]], [byte[172]]
     assert [stream.push(piece) for piece in pieces] == ["", "", "€€"]
     assert StreamDecoder(one, begun).flush() == ""
+    stream = StreamDecoder(one, [byte[b] for b in "😀😀".encode()[:-1]])
+    assert stream.push([byte[128], *[byte[120]] * 9]) + stream.flush() == "😀" + "x" * 9
 
 
 def test_a_push_costs_the_same_at_any_length(tokenizer):
