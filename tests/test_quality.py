@@ -1,5 +1,7 @@
 """The price of a rule: figures that are known beforehand on toys, and what cannot be asked."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from compiled import compilations
@@ -30,7 +32,14 @@ def test_at_temperature_0_lossless_rules_cost_nothing_and_wider_ones_no_less():
     assert found[3].rank <= 1 and found[4].same == 0 and found[4].divergence is None
 
 
-def test_above_temperature_0_the_emitted_law_is_counted_against_the_targets():
+def with_drafts_that_never_pay(work):
+    """As a batch of many rows has them; the law of the rule is counted all the same."""
+    own = work.params["drafter"]
+    costs = np.where(np.arange(len(own["costs"])), np.float32(1e3), np.float32(1))
+    return dataclasses.replace(work, params={**work.params, "drafter": {**own, "costs": costs}})
+
+
+def test_above_temperature_0_the_emitted_law_is_counted_against_the_targets(monkeypatch):
     rules = ["rejection", "coupled", "approximate-lenience:scale=0.05"]
     warm = Sampling(temperature=1.0, logit_bias={3: 0.5})
     found = specjax.quality(LM, PROMPTS, rules=rules, sampling=warm, probe_samples=2000, **COMMON)
@@ -42,6 +51,7 @@ def test_above_temperature_0_the_emitted_law_is_counted_against_the_targets():
     assert lenient.variation[0] > lenient.variation[1] + 0.03
     assert lenient.divergence[0] > lenient.divergence[1] + 0.005
     assert lenient.tau > rejection.tau > plain.tau == 1
+    monkeypatch.setattr("specjax.text.round_costs.with_round_costs", with_drafts_that_never_pay)
     auto = dict(drafting=specjax.Drafting(num="auto"), rules=rules[-1], probe_samples=2000)
     adaptive = specjax.quality(LM, PROMPTS, sampling=warm, **COMMON | auto).rules[1]
     assert adaptive.variation == lenient.variation

@@ -203,9 +203,8 @@ class FileTokenizer(Tokenizer):
     def __init__(self, backend, eos_ids: Iterable[int] = (), roles: Mapping[str, int] = {}):
         """``roles``: ids that are no text, by what they are for; ``eos_ids`` and what ``backend``
         itself marks as special are none either."""
-        if (
-            backend.truncation or backend.padding
-        ):  # texts are read whole, as transformers reads them
+        # texts are read whole, as transformers reads them
+        if backend.truncation or backend.padding:
             try:
                 backend = type(backend).from_str(backend.to_str())
             except Exception as error:  # the library raises bare Exception
