@@ -16,7 +16,7 @@ import specjax
 from specjax import acceptance, cli, drafters
 from specjax._internal import compile_cache
 from specjax.sampling import processors
-from specjax.serving import jsonl_input
+from specjax.serving import jsonl_input, scheduler
 from specjax.serving.identity import described, made_with
 from specjax.serving.offline import Progress
 from specjax.text import Session
@@ -79,12 +79,13 @@ def test_a_row_ends_at_its_own_stop_and_at_the_end_of_the_context(pair):
     assert second.finish == "context" and len(second.tokens) == room
 
 
-def test_a_stop_string_ends_its_row_alone_and_is_cut(pair):
+def test_a_stop_string_ends_its_row_alone_and_is_cut(pair, monkeypatch):
     options = {"max_new_tokens": 30, "drafter": "ngram"}
     whole = specjax.generate(pair[0], TEXTS, **flat(stop=(), **options))
     end = whole.texts[1][10:14]
     prompts = [{"prompt": text, "stop": []} for text in TEXTS]
     prompts[1] = {"prompt": TEXTS[1], "stop": end}
+    monkeypatch.setattr(scheduler, "WATCHFUL", 60.0)  # the row goes on to the end of a burst
     counts = []
     plainly = options | {"drafter": "plain", "progress": counts.append}
     specjax.serve_offline(pair[0], prompts, **flat(batch=2, **plainly))
