@@ -88,7 +88,8 @@ def test_a_stop_string_ends_its_row_alone_and_is_cut(pair, monkeypatch):
     monkeypatch.setattr(scheduler, "WATCHFUL", 60.0)  # the row goes on to the end of a burst
     counts = []
     plainly = options | {"drafter": "plain", "progress": counts.append}
-    specjax.serve_offline(pair[0], prompts, **flat(batch=2, **plainly))
+    late = [*prompts[:1], {"prompt": TEXTS[1], "stop": whole.texts[1][-12:-8]}, *prompts[2:]]
+    specjax.serve_offline(pair[0], late, **flat(batch=2, **plainly))
     last = counts[-1]  # a round emits a token, also after the end of a text
     assert last.tokens - last.firsts == last.rounds
     served = specjax.serve_offline(pair[0], prompts, **flat(batch=2, **options))
