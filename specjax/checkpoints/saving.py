@@ -59,8 +59,9 @@ def save_drafter(
       dtype: of the weights in the file. Default: that of ``params``.
       pickled: whether to write a PyTorch file, for programs that read no safetensors; this needs
         PyTorch.
-      overwrite: whether a drafter or a model that is in ``folder`` may be replaced; its weights are
-        removed.
+      overwrite: whether a drafter or a model that is in ``folder`` may be replaced; all files of
+        weights that a reader would take with the new one are removed, of a PyTorch file all others
+        (``*.pt``, ``*.pth``, ``*.bin``).
 
     Raises:
       ValueError: the format is unknown, or cannot hold this drafter.

@@ -36,7 +36,9 @@ class StreamDecoder:
         texts = [self._tokenizer.decode(self._window[:-k]) for k in (1, 2, 3)]
         whole = [text for text in texts if not _held(text)] if _held(self._before) else []
         if whole:  # else it does not begin in the context, or too far within it
-            self._begun, self._whole = True, len(whole[0])
+            # a token may hold a character and the beginning of the next one
+            self._begun = True
+            self._whole = max(len(whole[0]), len(self._before.rstrip(REPLACEMENT)))
 
     def _restart(self, window: list[int]) -> None:
         # A window begins at a token that was shown, so that decoding it treats what follows as

@@ -251,6 +251,16 @@ def test_a_character_that_began_in_the_prompt_hides_no_other():
     assert stream.push([byte[128], *[byte[120]] * 9]) + stream.flush() == "😀" + "x" * 9
 
 
+def test_what_a_token_of_the_prompt_holds_before_a_character_is_not_shown_again():
+    class Pieces:
+        def decode(self, ids):
+            pieces = b"x", " “".encode()[:-1], "“".encode()[-1:]
+            return b"".join(pieces[i] for i in ids).decode(errors="replace")
+
+    stream = StreamDecoder(Pieces(), [0, 1])
+    assert stream.push([2]) + stream.push([0]) + stream.flush() == "“x"
+
+
 def test_a_push_costs_the_same_at_any_length(tokenizer):
     class Counting(FileTokenizer):
         longest = 0
