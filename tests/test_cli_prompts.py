@@ -51,7 +51,8 @@ def test_a_prompt_ends_where_its_line_ends(name, tmp_path):
     texts = ["a\u2028b\u0085c", "d\x0ce\x1cf" if name.endswith("txt") else "d", "g"]
     lines = [texts[0], {"text": texts[1]}, {"prompt": texts[2]}]
     said = texts if name.endswith("txt") else [json.dumps(x, ensure_ascii=False) for x in lines]
-    (tmp_path / name).write_bytes("\r\n".join(said).encode())
+    content = "\ufeff" + "\r\n".join(said)  # a byte-order mark is no part of a prompt
+    (tmp_path / name).write_bytes(content.encode())
     assert prompts.read_prompts(str(tmp_path / name), "m", 9) == texts
 
 

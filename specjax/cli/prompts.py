@@ -229,12 +229,11 @@ def _lines(file: str | Path) -> list[tuple[str, str]]:
         content = Path(file).read_bytes()
     except OSError as error:
         raise ValueError(f"--prompts {file}: {error.strerror}") from None
-    try:  # divided as ``serve-offline`` does it
-        lines = [jsonl_input.plain(line) for line in content.split(b"\n")]
+    lines = jsonl_input.divided(content)
+    try:
+        found = [(f"--prompts {file}, line {n + 1}", jsonl_input.plain(line)) for n, line in lines]
     except ValueError:
         raise ValueError(f"--prompts {file} is not UTF-8 text") from None
-    numbered = enumerate(lines, start=1)
-    found = [(f"--prompts {file}, line {n}", line) for n, line in numbered if line.strip()]
     if not found:
         raise ValueError(f"--prompts {file}: it holds no prompt")
     return found

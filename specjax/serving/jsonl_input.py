@@ -191,6 +191,12 @@ def _lines(file: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
         content = Path(file).read_bytes()
     except OSError as error:
         raise type(error)(f"prompts {os.fspath(file)}: {error.strerror}") from None
+    yield from divided(content)
+
+
+def divided(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yields the number, counted from 0, and the content of each line that is not blank; a
+    byte-order mark is left out."""
     for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n")):
         if line.strip():
             yield number, line
