@@ -33,9 +33,11 @@ class StreamDecoder:
         self._restart([int(i) for i in context][-16:])
         # a character that begins in the context and ends after it is shown
         self._before = self._tokenizer.decode(self._window) if self._window else ""
+        if not _held(self._before):
+            return
         texts = [self._tokenizer.decode(self._window[:-k]) for k in (1, 2, 3)]
-        whole = [text for text in texts if not _held(text)] if _held(self._before) else []
-        if whole:  # else it does not begin in the context, or too far within it
+        whole = [text for text in texts if not _held(text)]
+        if whole:  # else it begins before the window
             # a token may hold a character and the beginning of the next one
             self._begun = True
             self._whole = max(len(whole[0]), len(self._before.rstrip(REPLACEMENT)))
