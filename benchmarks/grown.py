@@ -1,4 +1,4 @@
-"""The embedded target and its light heads, grown to 100M weights with the same texts.
+"""The embedded target and its heads, grown to 100M weights with the same texts.
 
 A model of a few megabytes stays in a processor's cache, where a pass over several tokens takes
 longer than one over a single token. Models of practical size do not fit there: a pass reads their
@@ -8,8 +8,8 @@ what they compute, except for rounding. The added weights read existing features
 features that are never read; products are dense, so they cost as much as the others. Texts, drafts
 and τ are therefore those of the small models, and the time is that of a target of 100M weights with
 a small vocabulary: its LM head is 3 % of its weights (Llama 7B: 2 %), where models of 100M weights
-often have a quarter. Target and heads are float32, and heads grow as much as the target, but for
-EAGLE-3's: such a head has a width of its own, and only the matrix that reads the features grows.
+often have a quarter. The target is float32, and heads keep the precision of their files
+(``grown_heads.py``).
 
 ``python -m benchmarks.grown FOLDER`` writes the grown target, for recipes that make heads for it.
 """
@@ -23,19 +23,17 @@ import math
 import re
 import sys
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 import specjax
 from specjax.checkpoints import HeadLM
-from specjax.drafters import Hydra, Medusa, Speculator
-from specjax.drafters.eagle3 import Eagle3
 from specjax.models import LM, CausalLM, Decoder, DecoderConfig, save_pretrained
 from specjax.text import cascades
 from specjax.text.drafter_names import WithLookup, is_simple, lookup_of, named, resolve_drafter
 
+from .grown_heads import SIZES, grown_heads
 from .pairs import SHAPES
 
 SHAPE = dataclasses.replace(SHAPES["100m"], num_layers=16)
@@ -43,7 +41,7 @@ WIDE = {  # by the number of layers, none of which is added
     6: dict(hidden_size=1152, intermediate_size=3840, num_heads=18, num_kv_heads=6),
     12: dict(hidden_size=768, intermediate_size=2816, num_heads=12, num_kv_heads=4),
 }
-_SIZES = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads")
+_SIZES = (*SIZES, "num_layers")
 _WRITES = re.compile(r"embedding|attention\.o\.|mlp\.down\.")  # they write the residual stream
 
 
@@ -89,11 +87,10 @@ def grown_drafter(name: str) -> str | LM | HeadLM | WithLookup:
     if lookup := lookup_of(name):
         return WithLookup(grown_drafter(name.removeprefix(lookup)), lookup)
     heads = named(specjax.load("embedded"), name)
-    kinds = Medusa | Hydra | Speculator | Eagle3
-    if not isinstance(heads, HeadLM) or not isinstance(heads.drafter, kinds):
+    if not isinstance(heads, HeadLM):
         raise ValueError(
-            f"drafter={name!r} cannot be grown: give a table, draft, cascade:draft:TABLE, medusa, "
-            "speculator, eagle3 or p-eagle, or the folder of such heads or of Hydra heads"
+            f"drafter={name!r} cannot be grown: give a table, draft, cascade:draft:TABLE, or the "
+            "name or folder of heads"
         )
     return grown_heads(heads, grown_embedded())
 
@@ -146,89 +143,6 @@ def grown_target(lm: LM, shape: DecoderConfig) -> LM:
         fingerprint=f"{lm.fingerprint}-{mark}",
         checkpoint=f"{lm.checkpoint}-{mark}",
         loaded=False,
-    )
-
-
-def grown_heads(heads: HeadLM, target: LM) -> HeadLM:
-    """Grows Medusa heads, Hydra heads, a speculator or an EAGLE-3 or P-EAGLE head for a target from
-    ``grown_target``.
-
-    They grow as much as the target's hidden states, with zeros; the weights are float32. An EAGLE-3
-    or P-EAGLE head keeps its width and its dtypes.
-
-    Raises:
-      ValueError: the size of the target's hidden states is not a multiple of theirs, the heads have
-        a prefix layer (Hydra++), or an EAGLE-3 head uses the target's embeddings or LM head.
-    """
-    drafter, wide = heads.drafter, target.config.hidden_size
-    if isinstance(drafter, Eagle3):
-        return _reading_more(heads, target)
-    small, recurrent = drafter.config.hidden_size, isinstance(drafter, Speculator)
-    times, layer = wide // small, getattr(drafter.config, "prefix", None)
-    if wide % small or not recurrent and layer is not None:
-        raise ValueError(f"{heads.name}: {small} features do not grow to {wide}, nor does Hydra++")
-    sizes = {"hidden_size": wide}
-    if recurrent:
-        inner = drafter.config.inner_size
-        sizes["inner_size"] = inner * times
-    if layer is not None:
-        more = {name: times * getattr(layer, name) for name in _SIZES if name != "num_layers"}
-        sizes["prefix"] = dataclasses.replace(layer, **more, norm_eps=layer.norm_eps / times)
-    config = dataclasses.replace(drafter.config, **sizes)
-    grown = dataclasses.replace(drafter, config=config, target=target.target, layer=None)
-
-    def grow(path, old, new):
-        name, scale = jax.tree_util.keystr(path, simple=True, separator="."), 1.0
-        if recurrent and re.search(r"norms?\..*weight|^embeddings|^fc", name):
-            scale = times**-0.5  # as in the target; and `token_weight` grows with the state
-        elif recurrent and drafter.config.scaled and name.startswith("projections.0"):
-            scale = times**-0.5
-        value = np.zeros(new.shape, np.float32)
-        where = [np.arange(size) for size in old.shape]
-        if isinstance(drafter, Hydra) and old.ndim == 2:  # Hydra concatenates hidden states
-            states = np.arange(old.shape[1] // small)
-            where[1] = (states[:, None] * wide + np.arange(small)).reshape(-1)
-        elif name.startswith("fc"):  # a token's embedding, and a hidden state
-            where[1] = np.append(np.arange(inner), inner * times + np.arange(small))
-        value[np.ix_(*where)] = np.asarray(old, np.float32) * np.float32(scale)
-        return jnp.asarray(value)
-
-    shapes = nnx.to_pure_dict(grown.shapes)
-    params = jax.tree_util.tree_map_with_path(grow, heads.params, shapes)
-    return dataclasses.replace(
-        heads,
-        drafter=grown,
-        params=params,
-        fingerprint=f"{heads.fingerprint}-{wide}",
-        target=target.checkpoint,
-    )
-
-
-def _reading_more(heads: HeadLM, target: LM) -> HeadLM:
-    """An EAGLE-3 or P-EAGLE head of the same width that reads the wider features of ``target``."""
-    drafter, wide = heads.drafter, target.config.hidden_size
-    config = drafter.config
-    if not config.own_embedding or not config.draft_vocab_size or config.fc_norm:
-        raise ValueError(
-            f"{heads.name}: only a head with embeddings and an LM head of its own, and without "
-            "norms of the features, can read a wider target"
-        )
-    own = dataclasses.replace(config, feature_size=wide)
-    grown = dataclasses.replace(drafter, config=own, target=target.target)
-
-    def grow(old, new):
-        if old.shape == new.shape:
-            return old
-        parts = (*old.shape[:-1], config.num_features, config.feature_size)
-        added = [(0, 0)] * (len(parts) - 1) + [(0, wide - config.feature_size)]
-        return jnp.pad(jnp.reshape(old, parts), added).reshape(new.shape)
-
-    return dataclasses.replace(
-        heads,
-        drafter=grown,
-        params=jax.tree.map(grow, heads.params, nnx.to_pure_dict(grown.shapes)),
-        fingerprint=f"{heads.fingerprint}-{wide}",
-        target=target.checkpoint,
     )
 
 

@@ -13,11 +13,24 @@ import specjax
 from benchmarks import grown, heldout, pairs
 from benchmarks.tables import decoding
 from specjax.checkpoints import HeadLM
+from specjax.drafters import Plain, registry
+from specjax.drafters.block import BlockConfig
+from specjax.drafters.dflash2 import DFlash2Config
+from specjax.drafters.domino import DominoConfig
+from specjax.drafters.dspark import DSparkConfig
 from specjax.drafters.hydra import Hydra, HydraConfig
+from specjax.drafters.lilicorr import LiLiCorrConfig
+from specjax.drafters.mtp import MTPConfig
+from specjax.drafters.mtp_heads import MTPHeadsConfig
+from specjax.drafters.pass_embeddings import PaSSConfig
+from specjax.drafters.redrafter import ReDrafterConfig
+from specjax.drafters.specdec import SpecDecConfig
 from specjax.drafters.speculator import Speculator, SpeculatorConfig
+from specjax.drafters.xpress import XPressConfig
 from specjax.models import DecoderConfig
 from specjax.models.causal_lm import graph_definition
 from specjax.models.hf import abstract
+from specjax.models.seq2seq.config import EncoderDecoderConfig
 from specjax.text import drafter_names
 
 
@@ -65,18 +78,16 @@ def wide_mlp(lm):
     return HeadLM(found, fresh(found, 0), "mlp", "", lm.checkpoint)
 
 
+def layers_of(lm, **settings):
+    """The shape of a layer that a head has, narrower than the target's."""
+    shape = dict(num_layers=1, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96)
+    shape |= dict(vocab_size=lm.config.vocab_size, hidden_size=lm.config.hidden_size)
+    return DecoderConfig(**shape, max_positions=1024, **settings)
+
+
 def with_prefix(lm):
     """One with a layer of its own before the cell."""
-    layer = DecoderConfig(
-        vocab_size=lm.config.vocab_size,
-        hidden_size=64,
-        intermediate_size=96,
-        num_layers=1,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        max_positions=1024,
-    )
+    layer = dataclasses.replace(layers_of(lm), hidden_size=64)
     shape = dict(hidden_size=lm.config.hidden_size, vocab_size=lm.config.vocab_size)
     config = SpeculatorConfig(**shape, inner_size=48, prefix=layer)
     found = Speculator(config=config, target=lm.target)
@@ -106,6 +117,56 @@ def test_grown_heads_say_what_they_said(two_sizes, name):
         said.append(module.logits(hidden, *read, *own))
         assert heads.drafter.features == (lm.config.num_layers,)
     np.testing.assert_allclose(said[1], said[0], rtol=1e-4, atol=5e-4)
+
+
+def any_heads(lm, name):
+    """Heads of a kind with random weights in all places, also where training begins with zeros."""
+    sizes = dict(hidden_size=lm.config.hidden_size, vocab_size=lm.config.vocab_size)
+    layers = layers_of(lm, qk_norm=True)
+    block = dict(layers=layers, block_size=4, mask_token=1, target_layers=(1, 3, 5))
+    lattice = dict(lattice_size=8, lattice_heads=2, factor_size=6, num_candidates=4)
+    network = dict(num_encoder_layers=2, num_heads=3, head_dim=16, intermediate_size=96)
+    network = EncoderDecoderConfig(**sizes, **network, num_layers=1, model_type="t5")
+    configs = {
+        "hydra++": HydraConfig(**sizes, num_layers=2, prefix=layers_of(lm)),
+        "redrafter": ReDrafterConfig(**sizes, exit_size=2 * sizes["hidden_size"]),
+        "mtp": MTPConfig(layer=layers, num_modules=3, share_layers=True),
+        "mtp_heads": MTPHeadsConfig(layers=dataclasses.replace(layers_of(lm), num_layers=3)),
+        "pass": PaSSConfig(**sizes, num_heads=3),
+        "specdec": SpecDecConfig(network=network, num_heads=3, mask_token=1, source=8),
+        "block": BlockConfig(**block),
+        "specdiff": BlockConfig(**block),
+        "dspark": DSparkConfig(**block, markov="rnn", markov_rank=8, confidence=True),
+        "dflash2": DFlash2Config(**block, conv_group=12, selector_rank=8, num_candidates=4),
+        "xpress": XPressConfig(**block, rank=8, inner_size=12, num_passes=2),
+        "domino": DominoConfig(**block, gru_size=8, rank=6),
+        "lilicorr": LiLiCorrConfig(**block, **lattice),
+    }
+    kind = registry.drafter_class(name.removesuffix("++"))
+    found, rng = kind(config=configs[name], target=lm.target), np.random.default_rng(0)
+
+    def moved(x):
+        return x + jnp.asarray(rng.normal(0, 0.05, x.shape), x.dtype)
+
+    return HeadLM(found, jax.tree.map(moved, fresh(found, 0)), name, "", lm.checkpoint)
+
+
+KINDS = ("hydra++", "redrafter", "mtp", "mtp_heads", "pass", "specdec", "block", "specdiff")
+KINDS += ("dspark", "dflash2", "xpress", "domino", "lilicorr")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_grown_heads_draft_what_they_drafted(two_sizes, name):
+    told = []
+    heads = any_heads(two_sizes[0], name)
+    for lm in two_sizes:
+        own = heads if lm is two_sizes[0] else grown.grown_heads(heads, lm)
+        drafting = specjax.Drafting(num=3)
+        how = dict(drafter=own, drafting=drafting, max_new_tokens=6)
+        rounds = specjax.trace(lm, "def f(x):", **how).rounds
+        told.append([[node.token for node in one.nodes] for one in rounds])
+    assert told[1] == told[0]
+    assert len({tuple(nodes) for nodes in told[0]}) > 1
 
 
 def test_a_grown_eagle3_head_reads_what_it_read(two_sizes):
@@ -151,9 +212,12 @@ def test_real_text_is_measured_with_grown_models_too(two_sizes, monkeypatch):
 
 def test_what_cannot_be_grown_is_refused(two_sizes):
     small, large = two_sizes
-    for name in ("mtp", "ngram+mtp"):
+    for name in ("self:exit=2", "ngram+self:exit=2"):
         with pytest.raises(ValueError, match="cannot be grown"):
             grown.grown_drafter(name)
+    other = dataclasses.replace(drafter_names.named(small, "medusa"), drafter=Plain())
+    with pytest.raises(ValueError, match="a Plain cannot be grown"):
+        grown.grown_heads(other, large)
     with pytest.raises(ValueError, match="at least"):
         grown.grown_target(large, small.config)
     with pytest.raises(ValueError, match="at least"):  # smaller groups of queries
