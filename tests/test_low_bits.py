@@ -174,7 +174,8 @@ def test_a_draft_model_with_such_a_cache_is_named_so():
         ("draft:cache=int4", "accepted are 'int8' and 'fp8'"),
         ("draft:sinks=4,cache=int8", "write 'draft:window=512,sinks=4,cache=int8'"),
         ("eagle3:cache=int8", "this cache is for draft models"),
-        ("self:cache=int8", "does not say which layers draft"),
+        ("self:cache=int8", "'cache' is no setting of the target's own layers"),
+        ("self:window=64:cache=int8", "'cache' is no setting of the target's own layers"),
     ],
 )
 def test_names_of_no_such_cache_are_refused(name, words):

@@ -301,6 +301,8 @@ def test_compare_measures_both_and_says_whether_the_words_are_the_same(pair):
     assert drawn.identical is None
     with pytest.raises(ValueError, match="at least 6"):
         specjax.compare(pair[0], PROMPTS[0], repetitions=5)
+    with pytest.raises(ValueError, match="repetitions: 6.5 is no whole number"):
+        specjax.compare(pair[0], PROMPTS[0], repetitions=6.5)
 
 
 def test_repeated_ngrams_counts_what_stood_there_before():

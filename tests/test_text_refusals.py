@@ -3,6 +3,7 @@
 import inspect
 
 import jax
+import numpy as np
 import pytest
 from asking import flat
 from compiled import compilations
@@ -25,6 +26,8 @@ REFUSED = {
     "a negative temperature": (dict(temperature=-1.0), "temperature=-1.0"),
     "top_p out of range": (dict(temperature=1.0, top_p=1.1), "top_p=1.1.*0, 1"),
     "a bias beyond the vocabulary": (dict(logit_bias={9999: 1.0}), "9999"),
+    "a bias that is no number": (dict(logit_bias={4: 1.0, 3: np.nan}), "{3: nan}: a bias must be"),
+    "a bias without bound": (dict(logit_bias={3: np.inf}), "{3: inf}: a bias must be"),
     "an unknown drafter": (dict(drafter="medusa9"), "medusa9.*specjax.load"),
     "no draft model of its own": (dict(drafter="draft"), "drafter=specjax.load"),
     "a drafter that is none": (dict(drafter=3), "drafter=3"),

@@ -17,6 +17,7 @@ from ..text.options import Drafting, Options, Prompts, takes
 from ..text.prepare import prepare_fastest
 from ..text.retrieval import Retrieval
 from ..text.task import GenerationTask
+from ..trees.ops import whole
 from .rescoring import rated, scores_of_new
 from .timing import median_interval
 
@@ -169,7 +170,7 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
 
         print(specjax.compare(lm, "def f(x):", drafter="ngram"))
     """
-    repetitions = options.repetitions
+    repetitions = whole(options.repetitions, "repetitions")
     if repetitions < LEAST_REPETITIONS:
         raise ValueError(
             f"repetitions={repetitions}: give at least {LEAST_REPETITIONS}; with fewer, no "

@@ -162,7 +162,7 @@ def check_tied(folder: Path, table: str, head: str, stored: Mapping[str, StoredT
       stored: the tensors of the files, by name.
     """
     pair = [stored.get(name) for name in (table, head)]
-    if None in pair or any(one.dtype not in FILE_DTYPES for one in pair):
+    if None in pair or pair[0] == pair[1] or any(one.dtype not in FILE_DTYPES for one in pair):
         return
     (size, width), (other, others) = pair[0].shape, pair[1].shape
     size, equal = min(size, other), width == others  # further rows are padding

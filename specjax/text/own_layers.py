@@ -55,6 +55,12 @@ def named_layers(lm: LM, name: str, num_draft: int) -> SelfDraft:
             f"drafter={name!r}: exit={exit!r} is no whole number of layers from 1 on; give "
             "'self:exit=2' to draft with the first 2 layers and the LM head"
         )
+    if wrong := [key for key in given if key]:
+        accepted = "exit", "skip", "from", "stop", *small_caches.OWN_SETTINGS
+        raise ValueError(
+            f"drafter={name!r}: {wrong[0]!r} is no setting of the target's own layers; accepted "
+            f"are {', '.join(accepted)}"
+        )
     if given or which > 1 or not (saved or exit or skip or small):
         raise ValueError(
             f"drafter={name!r}: it does not say which layers draft; give 'self:exit=E' (the first "

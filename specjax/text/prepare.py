@@ -326,7 +326,7 @@ def with_bias(lm: LM, sampling: Sampling) -> Sampling:
     emit get the bias -inf.
 
     Raises:
-      ValueError: a token id is out of range.
+      ValueError: a token id is out of range, or its bias is NaN or inf.
     """
     bias, vocab = sampling.logit_bias, lm.target.vocab_size
     if isinstance(bias, Mapping):
@@ -337,6 +337,11 @@ def with_bias(lm: LM, sampling: Sampling) -> Sampling:
         ]
         if wrong:
             raise ValueError(f"logit_bias: token ids {wrong[:4]} are not in [0, {vocab})")
+        for token, value in bias.items():
+            if not np.asarray(value, np.float32) < np.inf:  # so that NaN is found, too
+                raise ValueError(
+                    f"logit_bias={{{token}: {value}}}: a bias must be a finite number or -inf"
+                )
         bias, given = np.zeros(vocab, np.float32), bias
         bias[list(given)] = list(given.values())
     bias = encoder_inputs.suppressed(lm, bias)
