@@ -75,6 +75,10 @@ def test_the_interval_of_a_median_has_the_confidence_it_states():
     draws = np.random.default_rng(0).exponential(size=(4000, 9))
     covered = [low <= np.log(2) <= high for _, (low, high), _ in map(timing.median_interval, draws)]
     assert np.mean(covered) == pytest.approx(confidence, abs=0.015)  # 4.9 standard errors
+    for count in (63, 64, 65, 66, 67, 1100):  # from 64 on, sums of binomials exceed 64 bits
+        median, (low, high), confidence = timing.median_interval(np.arange(float(count)))
+        assert low < median < high and median - low == high - median
+        assert 0.95 <= confidence < 0.98 and high - low == pytest.approx(2 * count**0.5, rel=0.2)
 
 
 def test_ratio_is_of_pairs_so_that_a_slow_spell_of_both_leaves_it_alone():

@@ -122,6 +122,13 @@ def test_fault_a_wrong_guess_that_goes_on_and_an_entry_that_is_not_kept_are_seen
     assert not is_greedy(np.asarray(found.tokens), whole)
 
 
+def test_speed_in_layers_with_windows():
+    """A ring has one slot to spare, and a text that is shorter than the window needs none."""
+    lm = shared(CONFIGS["windows"])
+    check(speed(lm, PROMPT, repeats=2, max_new_tokens=NUM), unrolled(lm, 2))
+    check(speed(lm, PROMPT, repeats=3, max_new_tokens=1), unrolled(lm, 3))
+
+
 @pytest.mark.usefixtures("one_for_all")
 def test_fault_a_wrong_guess_that_ran_beside_its_token_is_seen(monkeypatch):
     """Two devices of an axis ``stage``, which one device computes in turn."""
@@ -155,6 +162,9 @@ def test_impossible_schedules_are_refused():
         speed(lm, [PROMPT, PROMPT], repeats=2)
     with pytest.raises(ValueError, match="repeats=1"):
         speed(lm, PROMPT, repeats=1)
+    windows = shared(CONFIGS["windows"])
+    with pytest.raises(ValueError, match="with repeats=3 a token that is flushed"):
+        speed(windows, PROMPT, repeats=3)
 
 
 # ------------------------------------------------------------------- on several devices

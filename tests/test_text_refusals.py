@@ -35,7 +35,7 @@ REFUSED = {
     "a budget in quotes": (dict(max_new_tokens="5"), "max_new_tokens='5': it must be an int"),
     "a negative number of drafts": (dict(drafter="ngram", num_draft=-1), "num=-1"),
     "bytes, which are integers": (dict(prompts=b"def f"), "b'def f' is no prompt"),
-    "a number as a prompt": (dict(prompts=3), "3 is no prompt: give a text or a list"),
+    "a number as a prompt": (dict(prompts=3), "3 is no prompt: give a text, a list"),
     "halves of ids": (dict(prompts=[[1.5, 2.0]]), "is no prompt.*integers"),
     "a temperature in quotes": (dict(temperature="1"), "temperature='1' is a text"),
     "half a candidate": (dict(temperature=1.0, top_k=2.5), "top_k=2.5.*whole number"),

@@ -29,6 +29,7 @@ from ..models.seq2seq.families import FAMILIES as ENCODER_FAMILIES
 from ..models.seq2seq.families import config_from_hf as encoder_config_from_hf
 from ..models.translate import config_from_hf
 from ..sharding import DATA, MODEL, STAGE, axis_sizes
+from ..text.prepare import SMALLEST_BUFFER, round_up
 
 Config = DecoderConfig | EncoderDecoderConfig
 
@@ -85,7 +86,8 @@ class MemoryPlan:
     Attributes:
       mesh: number of devices along each axis.
       batch: number of rows.
-      context: number of tokens in a row, prompt and text together.
+      context: number of tokens in a row, prompt and text together; the caches have as many slots.
+      buffer: number of slots that ``generate`` and ``serve_offline`` take for so many tokens.
       num_draft: number of tokens drafted in a round.
       dtype: dtype of weights and caches.
       source: number of positions that an encoder reads for a row, or None.
@@ -96,6 +98,7 @@ class MemoryPlan:
     mesh: Mapping[str, int]
     batch: int
     context: int
+    buffer: int
     num_draft: int
     dtype: str
     source: int | None
@@ -140,6 +143,10 @@ class MemoryPlan:
             "  ".join(cell.ljust(n) if i == 0 else cell.rjust(n) for i, (cell, n) in pairs).rstrip()
             for pairs in (list(enumerate(zip(row, wide, strict=True))) for row in rows)
         ]
+        buffers = [
+            f"generate and serve-offline take a buffer of {self.buffer} tokens for {self.context}: "
+            f"context {self.buffer} says what they need"
+        ] * (self.buffer > self.context)
         return "\n".join(
             [
                 f"mesh {mesh}; {self.batch} rows of {self.context} tokens{encoder}; "
@@ -147,6 +154,7 @@ class MemoryPlan:
                 *lines,
                 f"working set, each device: about {_gib(self.working_each)}",
                 f"in all, each device: {_gib(self.total_each)}",
+                *buffers,
             ]
         )
 
@@ -173,8 +181,10 @@ def plan_memory(
       drafter: a config, a ``config.json``, or a folder or hub name of a draft model, or None.
       mesh: the number of devices along each axis, as for ``specjax.load``.
       batch: the number of rows.
-      context: the number of tokens in a row, prompt and text together. None: 8,192, or the target's
-        context if that is shorter; 512 for T5.
+      context: the number of tokens in a row, prompt and text together, for each of which caches
+        have a slot (``capacity`` of ``decode``). ``generate`` and ``serve_offline`` round it up to
+        256, 512, 1024 and so on; the plan names that number (``buffer``). None: 8,192, or the
+        target's context if that is shorter; 512 for T5.
       source: the number of positions that an encoder reads for a row, including padding. None: 512,
         or the whole window of a model that reads windows.
       num_draft: the number of tokens drafted in a round.
@@ -220,7 +230,7 @@ def plan_memory(
             f"batch={batch} rows cannot be shared by data={sizes[DATA]} devices: give a multiple"
         )
     name, config = _config_of(target)
-    context, source = _lengths(name, config, context, source)
+    context, longest, source = _lengths(name, config, context, source)
     kind = check_dtype(dtype) or jnp.dtype("bfloat16")
     rows = batch // sizes[DATA]
     planned = [(name, config, quantize, sizes[MODEL], [num_draft + 1])]
@@ -244,6 +254,7 @@ def plan_memory(
         mesh=sizes,
         batch=batch,
         context=context,
+        buffer=round_up(context, SMALLEST_BUFFER, longest),
         num_draft=num_draft,
         dtype=kind.name,
         source=source,
@@ -252,8 +263,9 @@ def plan_memory(
     )
 
 
-def _lengths(name, config, context, source) -> tuple[int, int | None]:
-    """Returns the tokens of a row, and the positions that an encoder reads.
+def _lengths(name, config, context, source) -> tuple[int, int | None, int | None]:
+    """Returns the tokens of a row, the most that the model takes, and the positions that an encoder
+    reads.
 
     Raises:
       ValueError: a number is beyond the limits of the model.
@@ -272,7 +284,7 @@ def _lengths(name, config, context, source) -> tuple[int, int | None]:
     window = config.max_source if encodes else None
     if window is not None and source not in (None, window):
         raise ValueError(f"source={source}: {name} reads windows of {window}; leave it out")
-    return context, (source or window or LIKELY_SOURCE) if encodes else None
+    return context, longest, (source or window or LIKELY_SOURCE) if encodes else None
 
 
 def _config_of(source) -> tuple[str, Config]:

@@ -133,6 +133,28 @@ def one_prompt(lm: LM, prompt, num: int, extra: int) -> tuple[np.ndarray, int]:
     return np.asarray(ids[0], np.int32), round_up(longest + extra, 64)
 
 
+def check_flushed(lm: LM, length: int, in_flight: int, name: str) -> None:
+    """Checks that flushed tokens have overwritten nothing in a text of so many tokens.
+
+    The ring of a layer with a window has one slot more than a root sees, for one younger token.
+
+    Args:
+      lm: the model.
+      length: the tokens of the text.
+      in_flight: the tokens that are computed at once.
+      name: the setting by which there are so many, for the error.
+
+    Raises:
+      ValueError: there may be more younger tokens, and a window is shorter than the text.
+    """
+    if in_flight > 2 and lm.target.config.overwrites(length + in_flight):
+        raise ValueError(
+            f"{lm.name}: its windows are shorter than the text, and with {name}={in_flight} a "
+            "token that is flushed would have overwritten what a window still shows; give "
+            f"{name}=2, or a shorter text"
+        )
+
+
 def read_prompt(target: Target, params, tokens: jax.Array) -> PyTree:
     """Returns the target's entries of all but the last token of int32 ``[T]``."""
     draft = Draft(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -226,9 +226,7 @@ def quality(lm: LM, prompts: Prompts, *, options: QualityOptions) -> Quality:
 
 def _refuse_unfair(options: QualityOptions) -> None:
     """Raises ``ValueError`` if prompts have different laws, or if the drafter is a session."""
-    ranks = {name: 0 for name in ("temperature", "top_k", "top_p", "min_p")} | {"logit_bias": 1}
-    wrong = [n for n, rank in ranks.items() if np.ndim(getattr(options.sampling, n)) > rank]
-    wrong += ["seed"] if np.ndim(options.seed) else []
+    wrong = options.sampling.per_row() + ["seed"] * (np.ndim(options.seed) > 0)
     if wrong:
         raise ValueError(
             f"{', '.join(wrong)}: quality compares one law over all prompts; give one value "
@@ -268,7 +266,7 @@ def _solved(lm: LM, tasks: Sequence[Task | None], prompts: Prompts, out) -> floa
     tokenizer = lm.tokenizer
     if not tasks or tokenizer is None:
         return None
-    given = [prompts] if isinstance(prompts, str) else prompts
+    given = [prompts] if isinstance(prompts, str | Mapping) else prompts
     texts = [  # as they were given: a tokenizer may not spell them the same
         own if isinstance(own, str) else tokenizer.decode(ids)
         for own, ids in zip(given, out.prompts, strict=False)

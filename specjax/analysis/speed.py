@@ -35,6 +35,7 @@ from ..models.causal_lm import CausalLM
 from ..models.lm import LM
 from ..types import Draft
 from .pipelined import (
+    check_flushed,
     Counts,
     Pipelined,
     best,
@@ -92,7 +93,8 @@ def speed(lm: LM, prompt, *, repeats: int, max_new_tokens: int = 64) -> Pipeline
       max_new_tokens: the number of tokens; no end-of-text token ends the text.
 
     Raises:
-      ValueError: see ``unrolled``; or the text does not fit.
+      ValueError: see ``unrolled``; the text does not fit, or it is longer than a window of the
+        model and there are more than two repeats.
 
     Example::
 
@@ -100,6 +102,7 @@ def speed(lm: LM, prompt, *, repeats: int, max_new_tokens: int = 64) -> Pipeline
     """
     whole = unrolled(lm, repeats)
     tokens, capacity = one_prompt(lm, prompt, max_new_tokens, repeats)
+    check_flushed(lm, len(tokens) + max_new_tokens, repeats, "repeats")
     layers = len(lm.params["blocks"])
 
     def run(guess):

@@ -41,6 +41,7 @@ from ..models.stage_weights import ENDS, LAYERS
 from ..sharding import STAGE
 from .layer_search import decoder_of
 from .pipelined import (
+    check_flushed,
     Counts,
     Pipelined,
     one_prompt,
@@ -80,13 +81,7 @@ def on_stages(lm: LM, prompt, *, max_new_tokens: int = 64) -> Pipelined:
             f"mesh={dict(mesh.shape)}: one prompt has no rows for the axis data; give stage alone"
         )
     tokens, capacity = one_prompt(lm, prompt, max_new_tokens, target.stages)
-    config, layers = target.config, range(target.num_layers)
-    if target.stages > 2 and any(config.is_ring(i, config.slots(i, capacity)) for i in layers):
-        raise ValueError(
-            f"{lm.name}: its windows are shorter than the text, and with more than two devices a "
-            "token that is flushed would have overwritten what a window still shows; give stage=2, "
-            "or a shorter text"
-        )
+    check_flushed(lm, len(tokens) + max_new_tokens, target.stages, "stage")
 
     def run(guess):
         given = target, guess, max_new_tokens, capacity

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -113,8 +114,9 @@ def median_interval(values: np.ndarray) -> tuple[float, tuple[float, float], flo
       the median, ``(lower, upper)`` bound of the true median, and the confidence in [0, 1].
     """
     values, n = np.sort(values), len(values)
-    below = np.cumsum([math.comb(n, i) for i in range(n)]) / 2.0**n
-    k = max(0, int(np.sum(below <= 0.025)) - 1)
+    counts = itertools.accumulate(math.comb(n, i) for i in range(n))  # beyond 64 bits
+    below = [count / 2**n for count in counts]
+    k = max(0, sum(share <= 0.025 for share in below) - 1)
     return (
         float(np.median(values)),
         (float(values[k]), float(values[-1 - k])),

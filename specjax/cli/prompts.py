@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from ..models.model_folder import config_folder
 from ..models.seq2seq import encoder_inputs
 from ..models.seq2seq.config import EncoderDecoderConfig
 from ..serving import jsonl_input
+from ..text.prompts import MESSAGES
 
 # This text was held out from the training of the embedded model.
 PROMPT = """\
@@ -153,7 +155,7 @@ def _piped() -> str:
     return text
 
 
-def read_prompts(file: str | None, model: str, limit: int) -> list[str | dict[str, Path]]:
+def read_prompts(file: str | None, model: str, limit: int) -> list[str | dict[str, Any]]:
     """Returns at most ``limit`` prompts, evenly spread over a file.
 
     Args:
@@ -164,7 +166,7 @@ def read_prompts(file: str | None, model: str, limit: int) -> list[str | dict[st
       limit: at least 1.
 
     Returns:
-      a text for each prompt, or ``{"features": path}``.
+      a text for each prompt, or ``{"features": path}``, or a conversation ``{"messages": list}``.
 
     Raises:
       ValueError: the file cannot be read, holds no prompt or a broken line, or there is no file
@@ -245,7 +247,7 @@ def _spread(values: list, limit: int) -> list:
     return [values[i * len(values) // count] for i in range(count)]
 
 
-def _prompt_of(line: str, where: str, folder: Path) -> str | dict[str, Path]:
+def _prompt_of(line: str, where: str, folder: Path) -> str | dict[str, Any]:
     """Returns the prompt in a line of a .jsonl file; ``where`` names the line in errors."""
     try:
         value = json.loads(line)
@@ -256,10 +258,12 @@ def _prompt_of(line: str, where: str, folder: Path) -> str | dict[str, Path]:
     held = [value] if isinstance(value, str) else []
     if isinstance(value, dict):
         held = [value[name] for name in jsonl_input.PROMPT if value.get(name) is not None]
+        if MESSAGES in value and not held:
+            return {MESSAGES: value[MESSAGES]}
     text = held[0] if len(held) == 1 else None
     if not isinstance(text, str) or not text:
         raise ValueError(
-            f'{where}: give a string that is not empty, {{"text": "..."}} or {{"prompt": "..."}}, '
-            'or for Whisper {"features": "a .npy file"}'
+            f'{where}: give a string that is not empty, {{"text": "..."}}, {{"prompt": "..."}}, a '
+            'conversation {"messages": [...]}, or for Whisper {"features": "a .npy file"}'
         )
     return text

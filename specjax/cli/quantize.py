@@ -53,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     texts = read_prompts(arguments.prompts, "embedded", arguments.limit)
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(
-            "--prompts: a quantized model is compared on texts, so features are refused"
+            "--prompts: a quantized model is compared on texts, so features and conversations are "
+            "refused"
         )
     lm = specjax.load(arguments.model)
     quantized = specjax.load(arguments.model, quantize=wish)

@@ -242,6 +242,11 @@ class DecoderConfig:
             return capacity
         return min(capacity, window + self.sinks_of(layer) + self.spare)
 
+    def overwrites(self, length: int) -> bool:
+        """Whether caches of a text of so many tokens have overwritten an entry, since a window is
+        shorter."""
+        return any(self.slots(i, length) < length for i in range(self.num_layers))
+
     def is_ring(self, layer: int, slots: int) -> bool:
         """Whether a cache of so many slots is a ring (see ``kv_cache.py``). A cache that is shorter
         than sinks and window holds every position that there is, each in the slot of its

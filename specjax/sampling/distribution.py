@@ -211,6 +211,13 @@ class Sampling:
             greedy=self.greedy,
         )
 
+    def per_row(self) -> list[str]:
+        """The names of the settings that have one value for each row."""
+        names = "temperature", "top_k", "top_p", "min_p", "repetition_penalty"
+        names = *names, "presence_penalty", "frequency_penalty", "logit_bias"
+        given = {name: np.ndim(getattr(self, name)) for name in names}
+        return [name for name, axes in given.items() if axes > (name == "logit_bias")]
+
     @property
     def needs_prefix(self) -> bool:
         """Whether the law at a node depends on more than its logits."""

@@ -5,6 +5,10 @@ which is the prompt::
 
     {"prompt": "def f(x):", "max_new_tokens": 40, "temperature": 0.8, "seed": 7, "id": "a"}
 
+In place of the prompt it may hold a conversation, which the model's chat template turns into one::
+
+    {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_new_tokens": 400}
+
 For a model whose encoder reads features, a line names a file of features in place of the prompt; a
 line that is a string is the name of such a file::
 
@@ -32,7 +36,7 @@ from ..models.seq2seq.encoder_inputs import FEATURES, Source
 from ..sampling.distribution import Sampling
 from ..text import stop_strings
 from ..text.prepare import end_ids, seed_key
-from ..text.prompts import check_lm, check_tokenizer, prompt_ids
+from ..text.prompts import MESSAGES, check_lm, check_tokenizer, prompt_ids
 
 PROMPT = ("prompt", "text")  # fields that may hold the prompt
 # sampling settings that a prompt may have, each with the value that changes nothing
@@ -47,7 +51,7 @@ NEUTRAL = {
 }
 OPTIONS = ("max_new_tokens", "seed", "stop", "stop_strings", *NEUTRAL)
 ALIASES = {"max_tokens": "max_new_tokens"}  # other names of fields
-FIELDS = (*PROMPT, FEATURES, "id", *OPTIONS)
+FIELDS = (*PROMPT, MESSAGES, FEATURES, "id", *OPTIONS)
 NO_JSON = "it is not JSON"  # how the reason of such a line begins
 SHOWN = 5  # broken prompts that an error names
 
@@ -295,15 +299,19 @@ def _named(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _asked(fields: Mapping[str, Any], hears: bool) -> dict[str, Any]:
-    """Returns the prompt as ``"prompt"``, whichever of the names in ``PROMPT`` its field has, and
-    the features if the model's encoder reads features (``hears``)."""
-    held = [name for name in PROMPT if name in fields]
+    """Returns the prompt as ``"prompt"``, whichever of the names in ``PROMPT`` its field has, or a
+    conversation, and the features if the model's encoder reads features (``hears``)."""
+    held = [name for name in (*PROMPT, MESSAGES) if name in fields]
     if len(held) > 1 or not (held or hears):
-        raise ValueError(f"give the prompt in one field, {' or '.join(PROMPT)}; given are {held}")
+        raise ValueError(
+            f"give the prompt in one field, {', '.join(PROMPT)} or {MESSAGES}; given are {held}"
+        )
     if FEATURES in fields and not hears:
         raise ValueError(f"{FEATURES!r}: the model reads text, and no features")
     asked = {name: fields[name] for name in (FEATURES,) if name in fields}
     for name in held:
+        if name == MESSAGES:
+            return asked | {"prompt": {MESSAGES: fields[MESSAGES]}}
         asked["prompt"] = fields[name]
         if not isinstance(fields[name], str | Sequence | np.ndarray):
             shown = f"{fields[name]!r:.60}"

@@ -84,13 +84,14 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
 
     Args:
       lm: the target, from ``specjax.load`` or ``specjax.LM.of``.
-      prompts: a text or its token ids, or a list of either; never empty. A model without a
-        tokenizer takes and returns token ids. T5's encoder reads the prompts. With ``inputs``, the
+      prompts: a text, its token ids, or a conversation, ``{"messages": [{"role": "user",
+        "content": "..."}]}``, which the model's chat template turns into tokens; or a list of
+        these; never empty. A model without a tokenizer takes and returns token ids. T5's encoder reads the prompts. With ``inputs``, the
         prompts are the token ids with which the decoder begins (None: the model's default).
       drafter: the drafter.
 
-        - ``"auto"``: the heads or the small draft model in the model's own folder, else
-          ``"ngram"``.
+        - ``"auto"``: the heads, the small draft model or the saved layers (``self.json``) in the
+          model's own folder, else ``"ngram"``.
         - ``"none"``, ``"plain"`` or None: no drafter, for plain decoding.
         - ``"ngram"``, ``"suffix"`` or ``"sam"``: copies from the text so far. ``"recycling"``: the
           tokens that the target last found most probable after each token. ``"jacobi"`` or

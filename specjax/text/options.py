@@ -9,7 +9,7 @@ object.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import acceptance, trees
@@ -24,7 +24,8 @@ from .auto_number import auto_policy, check_one_shape, is_auto, number_of
 from .session import Session
 
 NUM_DRAFT = 3  # the default; on CPU a pass takes the same time over 2 to 4 tokens
-Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Prompts = Prompt | Sequence[Prompt]
 DrafterLike = str | LM | HeadLM | Session | Drafter | None
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,8 +1,8 @@
-"""Turns prompts, texts or token ids, into checked token ids."""
+"""Turns prompts, which are texts, token ids or conversations, into checked token ids."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -11,26 +11,29 @@ from ..models.lm import LM
 from ..models.tokenizer import Tokenizer
 from ..types import Target
 
+MESSAGES = "messages"  # the only key of a conversation
+
 
 def prompt_ids(lm: LM, prompts) -> list[list[int]]:
     """Returns the token ids of each prompt.
 
     Args:
       lm: the target.
-      prompts: a text or its token ids, or a list of either; a model without a tokenizer takes token
-        ids only.
+      prompts: a text, its token ids, or a conversation, ``{"messages": [{"role": "user",
+        "content": "..."}]}``, which the model's chat template turns into tokens; or a list of
+        these. A model without a tokenizer takes token ids only.
 
     Raises:
-      ValueError: the batch or a prompt is empty, or a prompt is a text for a model without a
-        tokenizer.
-      TypeError: a prompt is neither a text nor token ids, or ``lm`` is not an ``LM``.
+      ValueError: the batch or a prompt is empty, a prompt is a text for a model without a
+        tokenizer, or a conversation has another form, or ends with an answer.
+      TypeError: a prompt is none of these, or ``lm`` is not an ``LM``.
     """
     check_lm(lm)
     if isinstance(prompts, jax.Array):
         prompts = np.asarray(prompts)
-    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence | np.ndarray):
+    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence | Mapping | np.ndarray):
         raise _no_prompt(prompts)
-    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int | np.integer)):
+    if isinstance(prompts, str | Mapping) or (len(prompts) and isinstance(prompts[0], int | np.integer)):
         prompts = [prompts]
     if not len(prompts):
         raise ValueError("prompts: the batch is empty; give at least one prompt")
@@ -39,6 +42,8 @@ def prompt_ids(lm: LM, prompts) -> list[list[int]]:
         which = f"prompt {row}" if len(prompts) > 1 else "the prompt"
         if isinstance(prompt, jax.Array):
             prompt = np.asarray(prompt)
+        if isinstance(prompt, Mapping):
+            prompt = _answered(lm, prompt, which)
         if isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
             raise _no_prompt(prompt)
         tokens = _encoded(lm, prompt, which) if isinstance(prompt, str) else prompt
@@ -93,10 +98,29 @@ def _encoded(lm: LM, text: str, which: str) -> list[int]:
     return tokenizer.encode(text) if text else []
 
 
+def _answered(lm: LM, prompt: Mapping, which: str) -> list[int]:
+    """The token ids of a conversation, up to where the assistant's answer begins."""
+    messages = prompt.get(MESSAGES)
+    shaped = isinstance(messages, Sequence) and all(
+        isinstance(one, Mapping) and {"role", "content"} <= {*one} for one in messages
+    )
+    if [*prompt] != [MESSAGES] or not messages or not shaped:
+        raise ValueError(
+            f"{which} is no conversation: give an object with {MESSAGES!r} alone, a list such as "
+            '[{"role": "user", "content": "..."}]'
+        )
+    if messages[-1]["role"] == "assistant":
+        raise ValueError(
+            f"{which} ends with the assistant's message, so that there is nothing to answer: leave "
+            "that message out"
+        )
+    return lm.chat(messages)
+
+
 def _no_prompt(given) -> TypeError:
     return TypeError(
-        f"prompts: {given!r:.60} is no prompt: give a text or a list of token ids (integers), "
-        "or a list of either"
+        f"prompts: {given!r:.60} is no prompt: give a text, a list of token ids (integers), a "
+        'conversation {"messages": [...]}, or a list of these'
     )
 
 

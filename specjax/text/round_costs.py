@@ -84,7 +84,7 @@ _KNOWN: dict[tuple, Price] = {}
 def with_round_costs(work: GenerationTask) -> GenerationTask:
     """Returns a task whose ``Adaptive`` drafter has measured costs of its widths.
 
-    Costs are kept in memory for each model, drafter, dtype of weights, batch, buffer and kind of
+    Costs are kept in memory for each model, mesh, drafter, dtype of weights, batch, buffer and kind of
     sampling. Later requests measure them again, at growing intervals, because a shared machine has
     slow moments in which rounds of different widths slow down differently. The fastest of all
     measurements count.
@@ -94,6 +94,8 @@ def with_round_costs(work: GenerationTask) -> GenerationTask:
     """
     key = (
         work.lm.fingerprint,
+        work.lm.target,  # it may divide a batch into microbatches
+        work.lm.mesh,
         work.drafter,
         work.rule if isinstance(work.rule, str) else repr(work.rule),
         len(work.prompts),

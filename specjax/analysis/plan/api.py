@@ -30,6 +30,7 @@ from ...models.lm import LM
 from ...sampling.distribution import Sampling
 from ...text import drafter_names, other_vocabulary, own_drafters
 from ...text.options import Drafting, Options, Prompts
+from ...types import Rule
 from .candidate import Candidate
 from .measure import PLAIN, Survey
 from .propose import across_vocabularies, asks_for_layers, propose
@@ -53,8 +54,9 @@ class Plan:
       temperature: the sampling temperature.
       seconds: duration of the planning in seconds.
       finished: False if Ctrl-C ended planning; the candidates are then those known until then.
-      approximate: why the target only approximates the named model (it is quantized); empty
-        otherwise.
+      approximate: why texts do not follow the law of the named model where a drafter is used (the
+        target is quantized, the rule is approximate); empty where they do.
+      rule: the acceptance rule, as it was given.
     """
 
     model: str
@@ -67,6 +69,7 @@ class Plan:
     seconds: float
     finished: bool = True
     approximate: str = ""
+    rule: str | Rule = "auto"
 
     @property
     def choice(self) -> Candidate:
@@ -84,7 +87,8 @@ class Plan:
         best = self.choice
         if best.drafter == PLAIN:
             return {"drafter": PLAIN}
-        return {"drafter": best.drafter, "drafting": Drafting(num=best.num_draft or None)}
+        drafting = Drafting(num=best.num_draft or None, rule=self.rule)
+        return {"drafter": best.drafter, "drafting": drafting}
 
     @property
     def verdict(self) -> str:
@@ -152,11 +156,14 @@ class Plan:
                 return [plain(v) for v in value]
             return None if isinstance(value, float) and math.isnan(value) else value
 
-        facts = dataclasses.asdict(self)
+        rule = self.rule if isinstance(self.rule, str) else self.rule.name
+        facts = dataclasses.asdict(dataclasses.replace(self, rule=rule))
         chosen = dataclasses.asdict(self.choice)
         options: dict[str, Any] = {"drafter": self.choice.drafter}
         if self.choice.num_draft:
             options["num_draft"] = self.choice.num_draft
+        if self.choice.drafter != PLAIN and rule != "auto":
+            options["rule"] = rule
         return plain(facts | {"choice": chosen, "options": options, "verdict": self.verdict})
 
     def __str__(self) -> str:
@@ -177,7 +184,7 @@ def plan(
     drafting: Drafting = Drafting(),
     sampling: Sampling = Sampling(),
     max_new_tokens: int = 64,
-    seed: int | Sequence[int] = 0,
+    seed: int = 0,
     stop: Sequence[int] | None = None,
     turns: int = 5,
     seconds: float = 8.0,
@@ -208,7 +215,7 @@ def plan(
         larger batches often win; give one size if latency matters.
       drafting: only its rule is used, because the plan determines the number of drafts, and chains
         have no siblings.
-      sampling, max_new_tokens, seed, stop: see ``generate``.
+      sampling, max_new_tokens, seed, stop: see ``generate``; one value for all prompts.
       turns: the most turns in which everything is timed.
       seconds: after so many seconds no further turn begins, from the third turn on.
       verify: the number of best candidates that are run afterwards, in turn with plain decoding;
@@ -250,7 +257,14 @@ def plan(
     common = Options(
         drafting=drafting, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stop=stop
     )
-    if np.max(max_new_tokens) < 2:
+    wrong = sampling.per_row() + ["seed"] * (np.ndim(seed) > 0)
+    wrong += ["max_new_tokens"] * (np.ndim(max_new_tokens) > 0)
+    if wrong:
+        raise ValueError(
+            f"{', '.join(wrong)}: plan decodes all prompts alike; give one value instead of one for "
+            "each prompt"
+        )
+    if max_new_tokens < 2:
         raise ValueError(
             f"max_new_tokens={max_new_tokens}: reading a prompt emits its first token, so that no "
             "round would be left to plan; give 2 or more"
@@ -296,7 +310,8 @@ def plan(
         temperature=float(np.max(sampling.temperature)),
         seconds=time.perf_counter() - begin,
         finished=finished,
-        approximate=lm.target.approximate,
+        approximate=max((s.approximate for s in known[0].all_stats), key=len),
+        rule=drafting.rule,
     )
 
 

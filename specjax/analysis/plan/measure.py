@@ -108,6 +108,11 @@ class Survey:
         return sorted({*self.ends(name)}) if self.rewinds(name) else self.lengths[name]
 
     @property
+    def all_stats(self) -> list[Stats]:
+        """The statistics of all ways that were run."""
+        return [stats for group in self.stats.values() for stats in group]
+
+    @property
     def ready(self) -> bool:
         """Whether any drafter was measured beside plain decoding."""
         return len(self.readings) > 1
@@ -135,7 +140,8 @@ class Survey:
             )
             for group, inputs in zip(self.groups, self.inputs, strict=True)
         ]
-        check_rewinds(jobs[0])
+        for work in jobs:
+            check_rewinds(work)
         return jobs
 
     # ------------------------------------------------------------ measuring
@@ -147,6 +153,7 @@ class Survey:
           tell: a function that is called with a line of text whenever a measurement begins.
         """
         sampled = not self.jobs[PLAIN_WAY][0].request.sampling.greedy
+        unchanged = self.lm.target.approximate  # under a rule that changes no text
         for way, jobs in self.jobs.items():
             tell(f"batch {self.batch}: {spell(*way)}")
             timed_run(jobs[0])  # compiles
@@ -157,7 +164,8 @@ class Survey:
                 self.stats[way].append(jax.tree.map(np.array, state.stats))
                 if way != PLAIN_WAY and not self.rewinds(way[0]):
                     continue
-                if sampled or way == PLAIN_WAY or way[1] == self.ends(way[0])[1]:
+                changed = sampled or self.stats[way][group].approximate != unchanged
+                if changed or way == PLAIN_WAY or way[1] == self.ends(way[0])[1]:
                     traces.append(try_rounds(work, state))
                 else:  # the text is the same, and the drafts are beginnings of the longest drafts
                     traces.append(self.traces[way[0], self.ends(way[0])[1]][group])

@@ -30,23 +30,23 @@ def check_rewinds(work: GenerationTask) -> None:
       work: a prepared request.
 
     Raises:
-      ValueError: a layer's window is shorter than the buffer, so that its cache has overwritten
+      ValueError: a layer's window is shorter than the text, so that its cache has overwritten
         earlier entries, or a logits processor carries a state.
     """
-    target = work.lm.target
-    drafter = work.drafter
+    target, drafter, request = work.lm.target, work.drafter, work.request
     models = (target, *draft_models(drafter))
+    longest = int(np.max(request.lengths + request.budget)) + drafter.num_draft
     for model in (part for whole in models for part in (whole, *whole.parts)):
         if not isinstance(model, CausalLM):
             continue
         config = model.config
-        layers = range(config.num_layers)
-        if any(config.is_ring(i, config.slots(i, work.capacity)) for i in layers):
-            window = min(w for w in map(config.window_of, layers) if w is not None)
+        if config.overwrites(longest):
+            windows = map(config.window_of, range(config.num_layers))
             raise ValueError(
-                f"plan: the buffer of {work.capacity} tokens is longer than the window of "
-                f"{window} that {config.model_type} attends to, and planning goes back in "
-                "the text; give shorter prompts or a smaller max_new_tokens"
+                f"plan: a text of {longest} tokens with its last draft is longer than the window "
+                f"of {min(w for w in windows if w is not None)} that {config.model_type} attends "
+                "to, and planning goes back in the text; give shorter prompts or a smaller "
+                "max_new_tokens"
             )
     if _carries_state(work):
         raise ValueError(
