@@ -1,9 +1,9 @@
 """Heads of a small target, grown for the same target grown to another size (``grown.py``).
 
-They grow as much as the target's hidden states, with zeros: they compute from the features that they
-had what they computed, and write nothing to the others. Weights keep their dtypes, but for those that
-are scaled, which bfloat16 would round. EAGLE-3 and P-EAGLE heads have a width of their own, which
-they keep, and read the wider features.
+They grow as much as the target's hidden states, with zeros: they compute from the features that
+they had what they computed, and write nothing to the others. Weights keep their dtypes, but for
+those that are scaled, which bfloat16 would round. EAGLE-3 and P-EAGLE heads have a width of their
+own, which they keep, and read the wider features.
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ def _wider(drafter, times: int):
         value = getattr(config, field.name)
         if isinstance(value, DecoderConfig | EncoderDecoderConfig):
             sizes = {n: times * getattr(value, n) for n in SIZES if hasattr(value, n)}
-            more[field.name] = dataclasses.replace(
-                value, **sizes, norm_eps=value.norm_eps / times
-            )
+            more[field.name] = dataclasses.replace(value, **sizes, norm_eps=value.norm_eps / times)
         elif field.name in _OWN_SIZES.get(type(drafter), ("hidden_size",)):
             more[field.name] = times * value
     return dataclasses.replace(config, **more)
@@ -98,9 +96,9 @@ def _wider(drafter, times: int):
 def _places(drafter, name: str, axis: int, sizes: tuple[int, int], times: int) -> np.ndarray:
     """Where the numbers of an axis of the weight ``name`` go, of its ``sizes`` before and after.
 
-    Most axes are one vector, whose numbers stay together. Some are several vectors of one size, side
-    by side, such as the hidden states that ``fc`` reads; after them there may be numbers that do not
-    grow, or grow in their place.
+    Most axes are one vector, whose numbers stay together. Some are several vectors of one size,
+    side by side, such as the hidden states that ``fc`` reads; after them there may be numbers that
+    do not grow, or grow in their place.
     """
     (old, new), config = sizes, drafter.config
     one, count = drafter.target.config.hidden_size, None
@@ -130,7 +128,11 @@ def _scale(drafter, name: str, times: int) -> float:
         scaled = drafter.config.scaled and name.startswith("projections.0")
         # `token_weight`, by which embeddings are multiplied, grows with the state
         return smaller if scaled or _NORM.search(name) or name.startswith(("embed", "fc")) else 1.0
-    if isinstance(drafter, SpecDec) and name == "norm.weight" and drafter.config.network.scale_logits:
+    if (
+        isinstance(drafter, SpecDec)
+        and name == "norm.weight"
+        and drafter.config.network.scale_logits
+    ):
         return 1.0  # logits are divided by the square root of the features
     return smaller if _NORM.search(name) else 1.0
 

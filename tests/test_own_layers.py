@@ -78,7 +78,10 @@ def test_names_say_which_layers_draft(lm):
         ("self:exit=two", "exit='two' is no whole number of layers from 1 on; give 'self:exit=2'"),
         ("self:exit=0", "exit='0' is no whole number of layers"),
         ("self:exit=1:skip=mlp.1", "which layers draft"),
-        ("self:layers=1", "'layers' is no setting of .* accepted are exit, skip, from, stop, window"),
+        (
+            "self:layers=1",
+            "'layers' is no setting of .* accepted are exit, skip, from, stop, window",
+        ),
         ("self:exit=4", "has 3 layers"),
         ("self:skip=mlp.3", "no layer 3"),
         ("self:exit=1:stop=2", "probability"),

@@ -40,7 +40,7 @@ from ..models.sub_network import KINDS, usual_sets
 from ..text.options import Options, Prompts
 from ..text.prepare import SMALLEST_BUFFER, SMALLEST_WIDTH, prepare, round_up
 from ..text.prompts import prompt_ids
-from .layer_search import decoder_of
+from .layer_search import decoder_of, resumed
 from .timing import timed_run
 
 NUM_DRAFT, THRESHOLD = 8, 0.8  # of Draft & Verify's code: the most drafts, and where they end
@@ -171,26 +171,10 @@ class BayesianSearch:
             self._resume(self.journal)
 
     def _resume(self, journal: Path) -> None:
-        """Reads the journal, or creates it; a last line that is not whole is left out."""
-        if not journal.exists():
-            journal.write_text(json.dumps(self._about) + "\n", encoding="utf-8")
-            return
-        text = journal.read_text(encoding="utf-8")
-        first, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]
-        try:
-            about = json.loads(first)
-        except json.JSONDecodeError:
-            about = None
-        if about != self._about:
-            raise ValueError(
-                f"journal={journal}: it belongs to another model, other prompts or other options; "
-                "give another file, or delete it"
-            )
-        for line in lines:
-            one = json.loads(line)
+        """Reads the journal, or creates it."""
+        other = "another model, other prompts or other options"
+        for one in resumed(journal, self._about, other):
             self.trials.append(Trial(tuple(one["skip"]), one["rate"]))
-        if not text.endswith("\n"):
-            journal.write_text("\n".join([first, *lines]) + "\n", encoding="utf-8")
 
     def run(self, num_trials: int, tell: Callable[[str], None] = lambda _: None) -> SelfDraft:
         """Runs trials until there are ``num_trials`` of them, those in the journal included.

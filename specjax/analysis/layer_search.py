@@ -146,6 +146,36 @@ def eliminate(
     return required(best, "the best set")  # there are two sublayers and more
 
 
+def resumed(journal: Path, about: dict, other: str) -> list[dict]:
+    """The lines of a journal after its first one, or none of a journal that it makes. A last line
+    that was not written to its end is cut off.
+
+    Args:
+      journal: the file, of JSON objects, one a line.
+      about: the first line, what the others belong to.
+      other: what the others belong to where the first line differs, for the error.
+
+    Raises:
+      ValueError: the first line differs.
+    """
+    if not journal.exists():
+        journal.write_text(json.dumps(about) + "\n", encoding="utf-8")
+        return []
+    text = journal.read_text(encoding="utf-8")
+    first, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]
+    try:
+        known = json.loads(first)
+    except json.JSONDecodeError:
+        known = None
+    if known != about:
+        raise ValueError(
+            f"journal={journal}: it belongs to {other}; give another file, or delete it"
+        )
+    if not text.endswith("\n"):
+        journal.write_text("\n".join([first, *lines]) + "\n", encoding="utf-8")
+    return [json.loads(line) for line in lines]
+
+
 class LayerSearch:
     """The search of skipped sublayers for one model and its prompts.
 
@@ -194,17 +224,7 @@ class LayerSearch:
     def _resume(self, journal: Path):
         """Reads the journal, or creates it."""
         about = {"fingerprint": self.lm.checkpoint, "tokens": self._texts().tolist()}
-        if not journal.exists():
-            journal.write_text(json.dumps(about) + "\n", encoding="utf-8")
-            return
-        first, *lines = journal.read_text(encoding="utf-8").splitlines()
-        if json.loads(first) != about:
-            raise ValueError(
-                f"journal={journal}: it belongs to another model or to other prompts; give "
-                "another file, or delete it"
-            )
-        for line in lines:
-            one = json.loads(line)
+        for one in resumed(journal, about, "another model or other prompts"):
             self.known[tuple(one["skip"])] = np.asarray(one["right"], bool)
 
     def _texts(self) -> np.ndarray:

@@ -35,10 +35,10 @@ from ..models.causal_lm import CausalLM
 from ..models.lm import LM
 from ..types import Draft
 from .pipelined import (
-    check_flushed,
     Counts,
     Pipelined,
     best,
+    check_flushed,
     columns,
     embedded,
     one_prompt,

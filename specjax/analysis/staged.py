@@ -41,9 +41,9 @@ from ..models.stage_weights import ENDS, LAYERS
 from ..sharding import STAGE
 from .layer_search import decoder_of
 from .pipelined import (
-    check_flushed,
     Counts,
     Pipelined,
+    check_flushed,
     one_prompt,
     read_prompt,
     report,

@@ -158,6 +158,8 @@ def grow_fastest(
 ) -> TreeChoice:
     """Returns the tree with the most expected tokens per second, among all timed sizes.
 
+    No tree has a choice that was never right by ``RankCounts``.
+
     Args:
       counts: counts, or shares float ``[D, R]``.
       passes: ``{N: seconds}`` of the target's pass over N nodes, the root included, with N = 1.
@@ -183,11 +185,18 @@ def grow_fastest(
             shape = grow_optimal(rates, size - 1, depth=depth, siblings=siblings)
             tokens = expected_tokens(shape, rates)
             ratio = tokens * plain / (seconds + rest + depth * level + (size - 1) * node)
-            if shape.depth == depth and ratio > best.ratio:
+            if shape.depth == depth and ratio > best.ratio and not never_right(shape, counts):
                 best = TreeChoice(shape, ratio, tokens)
-    if best.shape is not None:
-        _checked(best.shape, counts, None)
     return best
+
+
+def never_right(shape: trees.Tree, counts: RankCounts | np.ndarray) -> list[tuple[int, int]]:
+    """The depths (from 1) and ranks (from 0) of choices in a tree of which none was ever right, by
+    ``counts``; none where these are shares."""
+    if not isinstance(counts, RankCounts):
+        return []
+    held = sorted({*zip(shape.depths[1:], shape.ranks[1:], strict=True)})
+    return [(depth, rank) for depth, rank in held if not counts.hits[depth - 1, rank]]
 
 
 def _rates(counts) -> np.ndarray:
@@ -210,14 +219,12 @@ def _checked(shape: trees.Tree, counts, nodes: int | None) -> trees.Tree:
             f"nodes={nodes}: {depths} depths of {ranks} ranks have only {shape.num_nodes - 1} "
             "nodes; measure more ranks, or ask for fewer nodes"
         )
-    if isinstance(counts, RankCounts):
-        for depth, rank in sorted({*zip(shape.depths[1:], shape.ranks[1:], strict=True)}):
-            if not counts.hits[depth - 1, rank]:
-                low, high = counts.interval(depth - 1, rank)
-                raise ValueError(
-                    f"the tree of {shape.num_nodes - 1} nodes has choices of rank {rank} at depth "
-                    f"{depth}, and none of these choices was right in {counts.trials[depth - 1]} "
-                    f"trials: their share lies in [{low:.4f}, {high:.4f}] (95 %). Measure on more "
-                    "text, or ask for fewer nodes"
-                )
+    for depth, rank in never_right(shape, counts):
+        low, high = counts.interval(depth - 1, rank)
+        raise ValueError(
+            f"the tree of {shape.num_nodes - 1} nodes has choices of rank {rank} at depth {depth}, "
+            f"and none of these choices was right in {counts.trials[depth - 1]} trials: their "
+            f"share lies in [{low:.4f}, {high:.4f}] (95 %). Measure on more text, or ask for fewer "
+            "nodes"
+        )
     return shape

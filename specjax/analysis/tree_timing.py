@@ -142,9 +142,11 @@ def time_trees(
         )
         return plain.seconds(max_new_tokens, 1.0) / run.seconds(max_new_tokens, each)
 
-    best = max((shape for shape in runs if shape is not None), key=lambda s: ratio(s, True))
+    known = [shape for shape in runs if shape is not None]
+    known = [shape for shape in known if not tree_search.never_right(shape, counted)]
+    best = max(known, key=lambda shape: ratio(shape, True), default=None)
     choice, rounds = tree_search.TreeChoice(None, 1.0, 1.0), 1.0
-    if (whole := ratio(best, True)) > 1:
+    if best is not None and (whole := ratio(best, True)) > 1:
         tokens = tree_search.expected_tokens(best, counted.rates)
         choice, rounds = tree_search.TreeChoice(best, whole, tokens), ratio(best, False)
     return TreeTimings(choice, rounds, passes, level, node)

@@ -17,7 +17,7 @@ OTHER_WAYS = {
     "MODULE:CLASS": "a drafter of your own in MODULE.py of the current folder, or installed; with "
     "settings as MODULE:CLASS:period=3",
     "tli:NAME, slem:NAME": "a draft model with another tokenizer",
-    "cascade:OUTER:INNER": "the draft model OUTER, for which INNER drafts: ngram, NAME, a cascade",
+    "cascade:OUTER:INNER": "the draft model OUTER, for which INNER drafts: a table, NAME, cascade",
     ", ".join(f"{lookup}NAME" for lookup in LOOKUPS): "copied tokens where the text repeats "
     "itself, else what draft, self, NAME or the heads of a name below propose",
     f"{COPYING}NAME": "what draft, self, NAME or heads propose, at temperature 0 with a "

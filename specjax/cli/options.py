@@ -30,11 +30,12 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         f"(with --exit or --skip), self:window=512, {', '.join(registry.head_names())} (the "
         "embedded model has eagle3, mtp, speculator, p-eagle, medusa), or the folder or hub name "
         "of a draft model or of heads; with tli: or slem: before the name, a draft model with "
-        "another tokenizer; MODULE:CLASS, with settings as MODULE:CLASS:period=3, is a drafter of "
-        "your own in MODULE.py; with ngram+, suffix+ or sam+ before the name (ngram+mtp), the "
-        "drafter runs only where nothing can be copied from the text so far; with copy+ before the "
-        "name (copy+medusa), heads or a draft model get, at temperature 0, a bonus for what stood "
-        "in the text; specjax drafters describes each",
+        "another tokenizer; cascade:OUTER:INNER, a draft model for which another drafter drafts; "
+        "MODULE:CLASS, with settings as MODULE:CLASS:period=3, a drafter of your own in MODULE.py; "
+        "with ngram+, suffix+ or sam+ before the name (ngram+mtp), the drafter runs only where "
+        "nothing can be copied from the text so far; with copy+ before the name (copy+medusa), "
+        "heads or a draft model get, at temperature 0, a bonus for what stood in the text; specjax "
+        "drafters describes each",
     )
     p.add_argument(
         "--exit",

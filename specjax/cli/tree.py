@@ -8,16 +8,19 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 
 import specjax
 
 from .. import trees
 from ..analysis import rank_counts, tree_timing
 from ..models.lm import LM
+from ..models.seq2seq.encoder_inputs import refuse_encoders
 from ..text.drafter_names import AUTO, WithLookup, named, resolve_drafter
 from ..text.options import Drafting, Options
 from ..text.own_drafters import own_draft_name
 from ..text.prepare import end_ids, prepare
+from ..trees import MOST_NODES
 from .options import DTYPE, set_up
 from .prompts import read_prompts
 
@@ -87,7 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
     if min(sizes) < 2 and arguments.nodes:
         raise ValueError(f"--nodes {arguments.nodes}: each number must be at least 1")
     prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
+    if max(sizes) > MOST_NODES:
+        raise ValueError(f"--nodes {arguments.nodes}: give at most {MOST_NODES - 1}")
     lm = set_up(arguments)
+    refuse_encoders(lm, "specjax tree")
     drafter = _drafter(lm, arguments)
     if isinstance(drafter, WithLookup):
         raise ValueError(
@@ -133,6 +139,12 @@ def run(arguments: argparse.Namespace) -> int:
     choice, plain = found.choice, found.passes[1]
     print(f"how often each choice was right, best first (at temperature {arguments.temperature:g})")
     print(counted)
+    if zeros := np.argwhere(counted.hits == 0).tolist():
+        shown = (
+            f"{rank + 1} at depth {depth + 1} (at most {counted.interval(depth, rank)[1]:.1%})"
+            for depth, rank in zeros
+        )
+        print(f"never right, and so in no tree (95 %): choice {', '.join(shown)}")
     print("time of a pass over N nodes, relative to one node: " + _relative(found.passes))
     print(
         f"time of a round without its pass, relative to a pass over one node: "
@@ -149,11 +161,12 @@ def run(arguments: argparse.Namespace) -> int:
         f"(predicted for {arguments.max_new_tokens} tokens from timed rounds; measure it with "
         "generate --compare)"
     )
-    if arguments.temperature and isinstance(drafter, LM):
+    if arguments.temperature:
+        place = "DraftModel" if isinstance(drafter, LM) else "Drafting"
         print(
-            "(the counts are of the drafter's most likely tokens, which rule delta judges; in a "
-            "draft model's tree, generate draws the children, unless the drafter is "
-            "DraftModel(sibling_sampling='top'))"
+            "(the counts are of the drafter's most likely tokens, which rule delta judges; above "
+            f"temperature 0 generate draws the children, unless {place}(sibling_sampling='top') "
+            "is given)"
         )
     if arguments.output:
         Path(arguments.output).write_text(json.dumps(list(choice.shape.parents)) + "\n")

@@ -1,9 +1,9 @@
 """Drafters: what proposes tokens. One method, one file; ``registry.py`` lists them all.
 
-``Plain``, ``DraftModel`` and ``NGram`` stand by themselves; ``Adaptive``, ``Hybrid``, ``Cascade``,
-``Union`` and ``Synthetic`` are made of other drafters; all others are heads, which read the
-target's hidden states (``heads.py``). A drafter is imported when it is first asked for: heads need
-Flax, and ``import specjax`` does not.
+Tables and lookups draft from the text, draft models and a part of the target's own layers by
+passes of their own, heads from the target's hidden states (``heads.py``), and ``Adaptive``,
+``Hybrid``, ``Cascade``, ``Union`` and their like are made of other drafters. A drafter is imported
+when it is first asked for: heads need Flax, and ``import specjax`` does not.
 """
 
 from . import registry

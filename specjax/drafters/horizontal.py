@@ -270,7 +270,8 @@ def _check(drafter, i: int) -> None:
     if drafter.plans or not drafter.can_rest:
         raise ValueError(
             f"{what}: it cannot be asked to draft nothing in some rounds; of an adaptive drafter "
-            "give the inner one, and wrap the whole in Adaptive"
+            "give the inner one, and wrap the whole in Adaptive; a drafter of your own says by "
+            "can_rest = True that it can"
         )
     if not drafter.depth:
         raise ValueError(f"{what}: it drafts nothing; leave it out")

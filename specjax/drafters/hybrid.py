@@ -222,7 +222,8 @@ def check_inner(called: str, inner: Drafter) -> None:
     if inner.plans or not inner.can_rest:
         raise ValueError(
             f"{called}(inner={inner.name}): it cannot be asked to draft nothing in some rounds; of "
-            "an adaptive drafter give the inner one, and wrap the hybrid in Adaptive"
+            "an adaptive drafter give the inner one, and wrap the hybrid in Adaptive; a drafter of "
+            "your own says by can_rest = True that it can"
         )
     if not inner.depth:
         raise ValueError(

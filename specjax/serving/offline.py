@@ -113,7 +113,8 @@ def serve_offline(
       lm: the target, from ``specjax.load``.
       prompts: the name of a file of JSON lines (a ``.txt`` file: of texts), or a list. A prompt is
         a text, token ids, or an object with the field ``"prompt"`` (or ``"text"``), or with a
-        conversation in ``"messages"`` (see ``generate``). An object may also have the fields ``max_new_tokens``, ``temperature``, ``top_k``, ``top_p``, ``min_p``,
+        conversation in ``"messages"`` (see ``generate``). An object may also have the fields
+        ``max_new_tokens``, ``temperature``, ``top_k``, ``top_p``, ``min_p``,
         ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``seed`` and ``stop``
         (token ids or texts), which replace the arguments of this call, and ``"id"``, which is
         copied to the output. An unknown field is refused. T5's encoder reads the prompt. Whisper's

@@ -20,6 +20,7 @@ from ..decoding.stats import Stats
 from ..models.lm import LM
 from .options import Options, Prompts, takes
 from .prepare import prepare_fastest
+from .prompts import check_lm, check_tokenizer
 from .stop_strings import RowText
 from .task import GenerationTask
 
@@ -86,8 +87,9 @@ def generate(lm: LM, prompts: Prompts | None = None, *, options: Options) -> Gen
       lm: the target, from ``specjax.load`` or ``specjax.LM.of``.
       prompts: a text, its token ids, or a conversation, ``{"messages": [{"role": "user",
         "content": "..."}]}``, which the model's chat template turns into tokens; or a list of
-        these; never empty. A model without a tokenizer takes and returns token ids. T5's encoder reads the prompts. With ``inputs``, the
-        prompts are the token ids with which the decoder begins (None: the model's default).
+        these; never empty. A model without a tokenizer takes and returns token ids. T5's encoder
+        reads the prompts. With ``inputs``, the prompts are the token ids with which the decoder
+        begins (None: the model's default).
       drafter: the drafter.
 
         - ``"auto"``: the heads, the small draft model or the saved layers (``self.json``) in the
@@ -175,7 +177,8 @@ def stream_text(lm: LM, prompts: Prompts | None = None, *, options: Options) -> 
       until then.
 
     Raises:
-      ValueError, TypeError: before anything is compiled, see ``generate``.
+      ValueError, TypeError: before anything is compiled: the model has no tokenizer, or see
+        ``generate``.
 
     Example::
 
@@ -184,6 +187,8 @@ def stream_text(lm: LM, prompts: Prompts | None = None, *, options: Options) -> 
             print(piece.text, end="", flush=True)
         print(stream.generation.stats)
     """
+    check_lm(lm)
+    check_tokenizer(lm, "stream_text")
     return TextStream(prepare_fastest(lm, prompts, options))
 
 

@@ -46,7 +46,8 @@ class Drafting:
         what they can or were trained for, and heads that are set to draft more, or a tree, keep
         that. ``"auto:NAME"``: the number that another policy wants, one of
         ``specjax.drafters.POLICIES``, with or without settings, such as
-        ``"auto:huggingface:start=5"``; no costs are measured then. A number is refused with a
+        ``"auto:huggingface:start=5"``; costs are measured for those that read them (``goodput``,
+        ``schedule``). A number is refused with a
         drafter object, which has its own number, and for plain decoding.
       tree: the shape of the draft instead of a chain (see ``specjax.trees``): a ``Tree`` or
         ``Expand``, parents ``(-1, 0, 0, 1)``, or a text such as ``"3x2x1"`` or

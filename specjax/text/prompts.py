@@ -33,7 +33,9 @@ def prompt_ids(lm: LM, prompts) -> list[list[int]]:
         prompts = np.asarray(prompts)
     if isinstance(prompts, bytes) or not isinstance(prompts, Sequence | Mapping | np.ndarray):
         raise _no_prompt(prompts)
-    if isinstance(prompts, str | Mapping) or (len(prompts) and isinstance(prompts[0], int | np.integer)):
+    if isinstance(prompts, str | Mapping) or (
+        len(prompts) and isinstance(prompts[0], int | np.integer)
+    ):
         prompts = [prompts]
     if not len(prompts):
         raise ValueError("prompts: the batch is empty; give at least one prompt")

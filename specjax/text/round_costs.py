@@ -84,9 +84,9 @@ _KNOWN: dict[tuple, Price] = {}
 def with_round_costs(work: GenerationTask) -> GenerationTask:
     """Returns a task whose ``Adaptive`` drafter has measured costs of its widths.
 
-    Costs are kept in memory for each model, mesh, drafter, dtype of weights, batch, buffer and kind of
-    sampling. Later requests measure them again, at growing intervals, because a shared machine has
-    slow moments in which rounds of different widths slow down differently. The fastest of all
+    Costs are kept in memory for each model, mesh, drafter, dtype of weights, batch, buffer and kind
+    of sampling. Later requests measure them again, at growing intervals, because a shared machine
+    has slow moments in which rounds of different widths slow down differently. The fastest of all
     measurements count.
 
     Args:

@@ -261,8 +261,8 @@ def plan(
     wrong += ["max_new_tokens"] * (np.ndim(max_new_tokens) > 0)
     if wrong:
         raise ValueError(
-            f"{', '.join(wrong)}: plan decodes all prompts alike; give one value instead of one for "
-            "each prompt"
+            f"{', '.join(wrong)}: plan decodes all prompts alike; give one value instead of one "
+            "for each prompt"
         )
     if max_new_tokens < 2:
         raise ValueError(

@@ -67,6 +67,8 @@ class HuggingFace(DraftLengthPolicy):
             )
         _ = self.confidence  # refuses a threshold that is no probability
 
+    can_rest = False
+
     @property
     def confidence(self):
         return confidence_at(self.threshold, keeps_last=True)
