@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 
 import jax
 import pytest
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 import specjax
 from specjax import cli
 from specjax._internal import compile_cache
+from specjax.cli.prompts import read_prompts
 from specjax.drafters import Adaptive, DraftModel
 from specjax.models.causal_lm import CausalLM
 from specjax.models.lm import as_drafter
@@ -75,6 +77,38 @@ def test_with_a_template_the_conversation_is_that_of_the_messages(templated):
         anew = specjax.generate(templated, [prompt], drafter="ngram", max_new_tokens=9)
         assert said == anew.text == chat.messages[-1]["content"]
     assert [m["role"] for m in chat.messages] == ["system"] + 3 * ["user", "assistant"]
+
+
+ASKED = [{"role": "user", "content": "def f(x):"}]
+
+
+def test_a_conversation_is_a_prompt_in_calls_and_in_files(templated, tmp_path):
+    how = dict(drafter="ngram", max_new_tokens=9)
+    alone = specjax.generate(templated, [templated.chat(ASKED)], **how)
+    for prompts in ({"messages": ASKED}, ["a", {"messages": ASKED}]):
+        assert specjax.generate(templated, prompts, **how).texts[-1] == alone.text
+    file, output = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    file.write_text(json.dumps({"messages": ASKED, "id": "a"}) + "\n")
+    specjax.serve_offline(templated, file, output=output, batch=1, **how)
+    (line,) = map(json.loads, output.read_text().splitlines())
+    assert (line["id"], line["text"]) == ("a", alone.text)
+    (read,) = read_prompts(str(file), "m", 9)  # as plan and quality do
+    assert specjax.generate(templated, [read], **how).text == alone.text
+    answered = [*ASKED, {"role": "assistant", "content": "pass"}]
+    for given, words in (
+        ({"messages": []}, "is no conversation: give an object with 'messages' alone"),
+        ({"messages": "def f(x):"}, "is no conversation"),
+        ({"messages": [{"role": "user"}]}, "is no conversation"),
+        ({"messages": ASKED, "prompt": "a"}, "is no conversation"),
+        ({"messages": answered}, "ends with the assistant's message"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            specjax.generate(templated, [given], **how)
+    with pytest.raises(ValueError, match="in one field, prompt, text or messages"):
+        specjax.serve_offline(templated, [{"messages": ASKED, "prompt": "a"}], **how)
+    file.write_text('{"messages": 3}\n')
+    with pytest.raises(ValueError, match="the prompt is no conversation"):
+        specjax.serve_offline(templated, file, max_broken=0, **how)
 
 
 def test_a_conversation_that_outgrows_its_buffer_moves_to_a_larger_one(pair, monkeypatch):

@@ -238,10 +238,15 @@ def test_the_search_leaves_out_what_adds_nothing_and_what_it_says_comes_true(lm,
     assert all((a == b).all() for a, b in zip(*(t.tokens for t in texts), strict=True))
     rate = texts[1].stats.accepted.sum() / texts[1].stats.drafted.sum()
     assert rate == pytest.approx(search.judge(silent).agreement, abs=0.1)
+    with journal.open("a") as file:
+        file.write('{"skip": ["mlp.0"], "ri')  # a search that was stopped
     again = LayerSearch(lm, PROMPTS, max_new_tokens=16, journal=journal, costs=COSTS)
     assert {*again.known} == {*search.known} and again.run() == drafter
     with pytest.raises(ValueError, match="other prompts"):
         LayerSearch(lm, PROMPTS[:1], max_new_tokens=16, journal=journal, costs=COSTS)
+    journal.write_text("")
+    with pytest.raises(ValueError, match="journal=.*: it belongs to another model"):
+        LayerSearch(lm, PROMPTS, max_new_tokens=16, journal=journal, costs=COSTS)
 
 
 def test_the_command_searches_saves_and_the_drafter_reads_it(tmp_path, capsys):

@@ -316,6 +316,7 @@ BROKEN = {
     b"7": "is not a prompt",
     b'{"max_new_tokens": 4}': "give the prompt in one field",
     b'{"prompt": "a", "text": "b"}': "give the prompt in one field",
+    b'{"messages": [{"role": "user", "content": "a"}]}': "has no chat template",
     b'{"prompt": ""}': "is empty",
     b'{"prompt": [5, 99999]}': "token ids must be in",
     b'{"prompt": "a", "max_new_tokens": 0}': "max_new_tokens=0",

@@ -93,3 +93,15 @@ def test_a_tree_larger_than_what_was_counted_is_refused_with_the_interval():
         tree_search.grow_greedy(few, 3)
     with pytest.raises(ValueError, match="have only 3"):
         tree_search.grow_greedy(few, 4)
+
+
+def test_the_fastest_tree_has_no_choice_that_was_never_right():
+    """Here the third choice at depth 1 was not, and the fourth was."""
+    hits = np.asarray([[50, 10, 0, 3], [20, 8, 5, 2]])
+    counted = rank_counts.RankCounts(hits, np.asarray([100, 90]))
+    flat = dict.fromkeys((1, 2, 4, 8, 16), 1.0)
+    best = tree_search.grow_fastest(counted, flat)
+    assert best.shape is not None and best.ratio > 1.5
+    assert not tree_search.never_right(best.shape, counted)
+    wide = tree_search.grow_optimal(counted.rates, 15, depth=2)
+    assert tree_search.never_right(wide, counted) == [(1, 2)]
