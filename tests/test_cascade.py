@@ -21,6 +21,7 @@ from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import (
     TLI,
     Adaptive,
+    Bigram,
     Cascade,
     DraftModel,
     Hybrid,
@@ -32,6 +33,7 @@ from specjax.drafters import (
     Suffix,
     Synthetic,
     Union,
+    bigram,
     context_index,
 )
 from specjax.drafters.confidence_stop import ConfidenceStop, CumulativeStop
@@ -354,7 +356,14 @@ def test_what_cannot_be_a_level_is_refused_before_anything_is_compiled():
         Cascade(outer, stranger)
 
 
-def test_its_name_makes_it_and_says_what_is_missing():
+def save_bigrams(folder, lm, text):
+    """Writes the bigrams of a text."""
+    size = lm.target.vocab_size
+    tables = bigram.count([text], vocab_size=size)
+    specjax.save_drafter(Bigram(vocab_size=size), tables, folder, overwrite=True)
+
+
+def test_its_name_makes_it_and_says_what_is_missing(tmp_path):
     lm = specjax.load("embedded")
     drafter, params = drafter_names.resolve_drafter(lm, "cascade:draft:suffix:longest=9")
     assert isinstance(drafter.inner, Suffix) and drafter.inner.longest == 9
@@ -366,6 +375,14 @@ def test_its_name_makes_it_and_says_what_is_missing():
     assert isinstance(drafter.inner, Hybrid) and params["inner"] is params["outer"]
     drafter, _ = drafter_names.resolve_drafter(lm, "ngram+cascade:draft:ngram", 7)
     assert isinstance(drafter, Hybrid) and isinstance(drafter.inner, Cascade)
+    held = tmp_path / "bigrams"
+    for text in ([1, 2, 3], [1, 5, 6]):  # a folder that was written again is read again
+        save_bigrams(held, lm, text)
+        found = drafter_names.named(lm, f"cascade:draft:ngram+{held}")
+        assert found.params["inner"]["after.1"][1] == text[1]
+        told = found.fingerprint
+    save_bigrams(held, lm, [1, 2, 3])
+    assert drafter_names.named(lm, f"cascade:draft:ngram+{held}").fingerprint != told
     for wrong in ("cascade:draft", "cascade:draft:", "ngram+cascade::ngram"):
         with pytest.raises(ValueError, match="write 'cascade:OUTER:INNER'"):
             drafter_names.resolve_drafter(lm, wrong)

@@ -15,6 +15,7 @@ from specjax.acceptance.node_laws import DraftLaw
 from specjax.analysis import sampled_law
 from specjax.decoding import reference
 from specjax.drafters import (
+    Bigram,
     Cascade,
     DraftModel,
     Horizontal,
@@ -22,6 +23,8 @@ from specjax.drafters import (
     Jacobi,
     NGram,
     SelfDraft,
+    Suffix,
+    SwitchedSelfDraft,
 )
 from specjax.drafters.cs_drafting import cs_drafting
 from specjax.types import Context
@@ -196,6 +199,10 @@ def test_the_matrix_of_the_paper_is_built():
     assert weights == ({"outer": NEAR, "inner": (OTHER, None)}, of_second, None)
     two, _ = cs_drafting([[13, 10], [0, 10]], three[1:], (OTHER, None))
     assert [part.num_draft for part in two.drafters] == [13, 10]
+    for last in (Bigram(vocab_size=VOCAB), Suffix()):  # which state their topology
+        pair, _ = cs_drafting([[5, 10], [0, 9]], (three[0], last), (NEAR, None))
+        assert [part.num_draft for part in pair.drafters] == [5, 10]
+        assert pair.drafters[0].inner.num_draft == 9
 
 
 def test_what_cannot_be_built_is_refused_before_anything_is_compiled():
@@ -211,8 +218,12 @@ def test_what_cannot_be_built_is_refused_before_anything_is_compiled():
     with pytest.raises(ValueError, match="it remembers what a model computed"):
         Horizontal(drafters=(model, Jacobi(3)))
     own = SelfDraft(2, target=MODEL, window=3, sinks=1)
-    with pytest.raises(ValueError, match="reads the target's cache"):
-        Horizontal(drafters=(model, own))
+    switched = SwitchedSelfDraft(2, target=MODEL)
+    for last in (own, switched):
+        with pytest.raises(ValueError, match="reads the target's cache"):
+            Horizontal(drafters=(model, last))
+    with pytest.raises(ValueError, match="its layers are those of a target"):
+        Cascade(model, switched)
     for wrong, said in (
         ([[1, 1]], "a row and a column for each"),
         ([[2, 1], [1, 1]], "below the diagonal"),

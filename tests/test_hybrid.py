@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from drawn_rounds import advanced
 from registry import cases
+from test_self_draft import model
 from toys import bag, own_params
 
 import specjax
@@ -18,18 +19,26 @@ from specjax.decoding import loop, round
 from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import (
     SAM,
+    SSD,
     Adaptive,
+    Bigram,
     DraftModel,
     Fallback,
     Hybrid,
+    LLMCad,
     NGram,
+    SelfDraft,
+    Synthetic,
     Union,
     context_index,
 )
+from specjax.drafters.confidence_stop import ConfidenceStop
 from specjax.text import drafter_names, round_costs
+from specjax.trees import chains
 from specjax.trees.topology import branching, chain
 
 MODEL, PARAMS = bag(17, 5)
+SMALL, SMALL_PARAMS = model("llama")
 CASES = cases(MODEL, PARAMS)
 LOOKUP = NGram(longest=3, shortest=2, stretch=1)
 SIZE = 64
@@ -222,6 +231,73 @@ def test_drafters_that_a_lookup_cannot_go_before_are_named():
         Fallback(first=chain, inner=chain)
     with pytest.raises(ValueError, match="at least as many"):
         Hybrid(2, inner=chain)
+    with pytest.raises(ValueError, match="a lookup without a topology"):
+        Hybrid(inner=chain, lookup=NGram(topology=chains(2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: DraftModel(4, model=specjax.load("embedded")), "model=.*give its .target"),
+        (lambda: SelfDraft(target=specjax.load("embedded"), exit=2), "target=.*give its .target"),
+        (lambda: DraftModel(model=MODEL, topology="3x2"), "topology='3x2'.*trees.parse"),
+        (lambda: NGram(topology="3x1x1"), "topology='3x1x1'.*trees.parse"),
+        (lambda: SelfDraft(3, target=MODEL, exit=1, stop=0.6), "stop=0.6.*ConfidenceStop"),
+        (lambda: LLMCad(model=MODEL, stop=0.01), "stop=0.01.*CumulativeStop"),
+        (lambda: Adaptive("ngram"), "inner='ngram'.*specjax.Drafter"),
+        (lambda: Union(drafters=("ngram", NGram())), r"drafters\[0\]='ngram'.*specjax.Drafter"),
+        (lambda: Synthetic(4, 0.8, "ngram"), "inner='ngram'.*specjax.Drafter"),
+        (lambda: Hybrid(5, inner=NGram(3), lookup=SAM()), r"lookup=SAM\(.*an NGram"),
+        (lambda: Fallback(first=NGram(), inner=NGram(3), least="3"), "least='3'.*a number"),
+    ],
+)
+def test_fields_of_another_type_are_named_where_an_object_is_made(make, words):
+    with pytest.raises(TypeError, match=words):
+        make()
+
+
+def test_where_the_lookup_copies_nothing_the_inner_drafter_is_asked():
+    """The earliest match must be followed by as many tokens as are drafted, and here is none."""
+    text = np.asarray([[5, 6, 7, 8, 5, 6]], np.int32)
+    table = {"after.1": jnp.arange(1, 18, dtype=jnp.int32) % 17}
+    inner, lookup = Bigram(10, vocab_size=17), NGram(choice="earliest", shortest=2)
+    hybrid = Hybrid(10, inner=inner, lookup=lookup)
+    judged = jit_judge(MODEL, hybrid, "auto", *begun(hybrid, table, text, np.asarray([6])))
+    root = int(judged.draft.tokens[0, 0])
+    assert judged.draft.tokens[0, 1:4].tolist() == [root + 1, root + 2, root + 3]
+    assert np.asarray(judged.draft.candidate)[0, 1:].all()
+
+
+@pytest.mark.parametrize("kind", ["stop", "ssd"])
+def test_what_a_row_drafts_does_not_depend_on_a_row_that_asks_when_it_does_not(kind):
+    """The first row repeats itself, and so copies where the second asks."""
+    stop = ConfidenceStop(0.4, step=0.3, target_rate=0.5, threshold_decay=0.0)
+    inner = {"stop": SelfDraft(3, target=SMALL, exit=1, stop=stop), "ssd": SSD(3, model=SMALL)}
+    hybrid, own = Hybrid(4, inner=inner[kind], lookup=LOOKUP), SMALL_PARAMS
+    params = {"target": own, "drafter": None if kind == "stop" else own}
+    tokens = np.asarray([[1, 2, 1, 2, 1, 2, 1], [9, 4, 11, 7, 3, 12, 6]], np.int32)
+    drafted = []
+    for rows in (1, 2):
+        keys = jax.random.split(jax.random.key(3), 2)[:rows]
+        request, _ = prepare_inputs(
+            SMALL,
+            hybrid,
+            tokens[:rows],
+            np.asarray([7, 7])[:rows],
+            keys,
+            24,
+            Sampling(temperature=0.9),
+            SIZE,
+            (),
+        )
+        state = loop.jit_start(SMALL, hybrid, "auto", SIZE, params, request)
+        seen = []
+        while int(state.budget[0]):
+            judged, state = advanced(SMALL, hybrid, "auto", params, state)
+            kept = np.asarray(judged.draft.candidate)[0]
+            seen.append(np.where(kept, np.asarray(judged.draft.tokens)[0], -1)[1:].tolist())
+        drafted.append(seen)
+    assert drafted[0] == drafted[1]
 
 
 def test_a_name_after_ngram_is_any_that_stands_alone():

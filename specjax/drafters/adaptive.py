@@ -31,7 +31,8 @@ from .. import trees
 from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass
 from ..acceptance.walk import eligible
-from ..types import DrafterWrapper, PyTree
+from ..types import Drafter, DrafterWrapper, PyTree
+from .base import check_field
 from .draft_length import DraftLengthPolicy, Goodput, Outcome, named_policy
 from .resting import LAG, is_rest
 
@@ -80,6 +81,7 @@ class Adaptive(DrafterWrapper):
     widths: tuple[int, ...] | None = None
 
     def __post_init__(self):
+        check_field(self, "inner", Drafter, "an object of specjax.Drafter")
         object.__setattr__(self, "policy", named_policy(self.policy))
         if self.decides.can_rest:
             object.__setattr__(self, "inner", self.inner.lagging(LAG))

@@ -4,8 +4,28 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from types import UnionType
 
+from ..trees.topology import Topology
 from ..types import Drafter, PyTree
+
+
+def check_field(owner: object, field: str, kinds: type | UnionType, accepted: str) -> None:
+    """Checks the type of a field where an object is made, before anything is traced.
+
+    Raises:
+      TypeError: the value is none of ``kinds``; the error says what is ``accepted``.
+    """
+    value = getattr(owner, field)
+    if not isinstance(value, kinds):
+        called = type(owner).__name__
+        raise TypeError(f"{called}({field}={value!r:.60}): give {accepted}")
+
+
+def check_topology(owner: object) -> None:
+    """Raises ``TypeError`` where the field ``topology`` is neither a topology nor None."""
+    kinds = Topology | None
+    check_field(owner, "topology", kinds, 'one of specjax.trees, such as trees.parse("3x2")')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +103,7 @@ class SeveralDrafters(CombinedDrafter):
       drafters: at least two drafters.
 
     Raises:
+      TypeError: one of them is no drafter.
       ValueError: there are fewer than two.
     """
 
@@ -93,6 +114,12 @@ class SeveralDrafters(CombinedDrafter):
         if len(self.drafters) < 2:
             kind, count = type(self).__name__, len(self.drafters)
             raise ValueError(f"{kind} of {count} drafters: give at least two")
+        for i, drafter in enumerate(self.drafters):
+            if not isinstance(drafter, Drafter):
+                raise TypeError(
+                    f"{type(self).__name__}(drafters[{i}]={drafter!r:.60}): give objects of "
+                    "specjax.Drafter"
+                )
         object.__setattr__(self, "num_draft", sum(d.num_draft for d in self.drafters))
 
     @property

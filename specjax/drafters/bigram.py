@@ -44,7 +44,7 @@ import numpy.typing as npt
 from .. import trees
 from .._internal.optional import unset
 from ..trees.topology import chain
-from .base import ChainDrafter
+from .base import ChainDrafter, check_topology
 
 MOST_ORDER = 8
 END = -1  # stands between texts, and for a successor that is not known
@@ -75,6 +75,7 @@ class Bigram(ChainDrafter):
 
     def __post_init__(self):
         super().__post_init__()
+        check_topology(self)
         check_order("Bigram", self.order)
         if not self.vocab_size or self.vocab_size < 1:
             raise ValueError(

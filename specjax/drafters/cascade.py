@@ -61,6 +61,7 @@ from ..decoding.state import State, initial_state
 from ..decoding.stats import Stats
 from ..trees.confidence import thresholds
 from ..types import Context, Drafter, PyTree, Rule
+from .base import check_field
 from .cascade_levels import TwoLevels, check_inner, check_outer
 from .cascade_notes import Notes, no_notes
 from .cascade_tree import accepted_spine, check_noise, check_tree, most_siblings, spine, tree_draft
@@ -140,6 +141,8 @@ class Cascade(TwoLevels):
     def __post_init__(self):
         check_outer(self.outer)
         check_inner(self.inner, self.outer)
+        accepted = "confidence_stop.CumulativeStop(threshold=...) of specjax.drafters, or None"
+        check_field(self, "stop", CumulativeStop | None, accepted)
         acceptance.named(self.rule)
         if self.tree is not None:
             check_tree(self.tree, self.depth)
@@ -265,7 +268,7 @@ class Cascade(TwoLevels):
         width = self.depth
         if context.width is not None:
             width = jnp.minimum(context.width, width)
-        wants = context.budget > 0
+        wants = context.asked_rows
         if context.stop_drafting is not None:
             wants &= ~context.stop_drafting(jnp.zeros((len(wants), 0), jnp.int32))
         return jnp.where(wants, width, 0).astype(jnp.int32)

@@ -10,6 +10,7 @@ from .base import CombinedDrafter
 from .draft_model import DraftModel
 from .outer_level import OuterLevel
 from .self_draft import SelfDraft
+from .switched_self import SwitchedSelfDraft
 from .translation import TranslatedDraftModel
 
 OTHER_TOKENS = (
@@ -110,6 +111,11 @@ def check_inner(inner, outer: OuterLevel) -> None:
             raise ValueError(
                 f"Cascade(inner={name}): the text that {part.name} spells in its own tokens cannot "
                 "be taken back; give a draft model with the target's vocabulary"
+            )
+        if isinstance(part, SwitchedSelfDraft):
+            raise ValueError(
+                f"Cascade(inner={name}): its layers are those of a target, by its weights; give "
+                "SelfDraft(target=...) the model of outer"
             )
         if isinstance(part, SelfDraft) and part.target != outer.text_model:
             raise ValueError(

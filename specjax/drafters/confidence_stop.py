@@ -92,6 +92,7 @@ class ConfidenceStop:
         change = jnp.where(rate < self.target_rate, 1.0, jnp.where(whole, 0.0, -1.0))
         wanted = state.threshold + self.step * change
         threshold = self.threshold_decay * state.threshold + (1 - self.threshold_decay) * wanted
+        threshold = jnp.clip(threshold, 0.0, 1.0)
         live = live & (state.offered > 0)
         return StopState(
             threshold=jnp.where(live, threshold, state.threshold),

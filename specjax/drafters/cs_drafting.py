@@ -94,8 +94,8 @@ def cs_drafting(
     def sized(j: int, num: int) -> Any:
         one: Any = drafters[j]
         settings: dict[str, Any] = {"num_draft": num}
-        if isinstance(one, DraftModel):
-            settings["topology"] = None
+        if any(field.name == "topology" for field in dataclasses.fields(one)):
+            settings["topology"] = None  # it would state another number
         return dataclasses.replace(one, **settings)
 
     def level(i: int) -> tuple[Drafter, PyTree]:

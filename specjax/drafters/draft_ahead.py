@@ -173,7 +173,7 @@ class DraftAhead(DraftModel, AheadDrafter):
         ready, hidden = self.redraft(params, state, context)
         count = ready.count
         if context.width is not None:
-            count = jnp.minimum(count, context.width)
+            count = jnp.where(context.asked_rows, jnp.minimum(count, context.width), 0)
         wanted = jnp.arange(self.num_draft) < count[:, None]
         every = self.always_drafts and context.width is None
         draft = trees.chain_draft(

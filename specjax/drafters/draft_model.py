@@ -128,9 +128,14 @@ class DraftModel(OuterLevel):
         ran = None
         if context.width is not None:
             state = self._catch_up(params, state, context)
-            ran = jnp.broadcast_to(context.width > 0, context.length.shape)
+            ran = self._rows_that_run(context) & (context.width > 0)
         before = jnp.maximum(context.length - 2, 0)[:, None]
         return state, jnp.take_along_axis(context.tokens, before, axis=1), ran
+
+    def _rows_that_run(self, context) -> jax.Array:
+        """Bool ``[B]``: whose entries of the round are kept. Those of a row that is not asked are
+        the same that it would read later."""
+        return jnp.ones(context.length.shape, bool)
 
     def select(self, params, state, context):
         """What the passes of a round read of the cache, and the state. Default: all of it."""

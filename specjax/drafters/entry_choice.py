@@ -105,7 +105,7 @@ def chosen(
     """
     small = required(part.small, "small").config
     whole = required(small.cache_window, "cache_window") + small.sinks
-    old = (choice.age >= chunks.every) & (length > whole) & (context.budget > 0)
+    old = (choice.age >= chunks.every) & (length > whole) & context.asked_rows
     if context.width is not None:
         old &= context.width > 0
 

@@ -30,6 +30,7 @@ from .. import trees
 from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass
 from ..types import POINT_MASS, ROOT, Draft, Drafter, PyTree
+from .base import check_field
 from .hybrid import TableBefore, check_inner, drafts_chains, joined, left
 from .indexed import IndexedDrafter
 from .ngram import NGram
@@ -76,6 +77,7 @@ class Fallback(TableBefore):
                 f"Fallback(first={first!r}): give a Suffix, SAM or NGram of specjax.drafters"
             )
         check_inner("Fallback", self.inner)
+        check_field(self, "least", float | int | None, "a number, or None")
         if self.inner.sibling_sampling == "hub" and not drafts_chains(self.inner):
             raise ValueError(
                 f"Fallback(inner={self.inner.name}): siblings that are drawn as a hub need a draft "
@@ -110,8 +112,9 @@ class Fallback(TableBefore):
         least = self.first.score_beside(depth) if self.least is None else self.least
         sure = (score >= least) & jnp.any(kept, axis=1)
         width = depth if context.width is None else jnp.minimum(context.width, depth)
-        wanted = jnp.any(~sure & (context.budget > 0))
-        asked = dataclasses.replace(context, width=jnp.where(wanted, width, 0))
+        asks = context.asked_rows & ~sure
+        width = jnp.where(jnp.any(asks), width, 0)
+        asked = dataclasses.replace(context, width=width, asked=asks)
         own, inner = self.inner.draft_step(params, target_params, state.inner, asked)
         if trees.is_chain(made) and trees.is_chain(own):
             spare = ((0, 0), (0, self.num_draft - kept.shape[1]))

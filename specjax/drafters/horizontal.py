@@ -43,6 +43,7 @@ from .cascade_levels import levels
 from .hybrid import drafts_chains
 from .self_draft import SelfDraft
 from .shared_round import round_of, scores_of
+from .switched_self import SwitchedSelfDraft
 from .translation import TranslatedDraftModel
 
 
@@ -203,7 +204,7 @@ class Horizontal(SeveralDrafters):
         text = jnp.pad(context.tokens, ((0, 0), (0, before)))
         where = jnp.where(known, context.length[:, None] + steps, text.shape[1])
         rows, processed = jnp.arange(len(where))[:, None], context.processor_state
-        if processed is not None:
+        if processed is not None and context.sampling.logits_processor is not None:
             processed = processors.advance_processor(
                 context.sampling.logits_processor,
                 context.processor_params,
@@ -288,7 +289,7 @@ def _check(drafter, i: int) -> None:
             "table such as NGram, a DraftModel or a Cascade"
         )
     for part in levels(drafter):
-        if isinstance(part, SelfDraft):
+        if isinstance(part, SelfDraft | SwitchedSelfDraft):
             raise ValueError(
                 f"{what}: {part.name} reads the target's cache, which has no entries of the tokens "
                 "of the drafters before it; put it first"

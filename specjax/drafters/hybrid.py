@@ -31,7 +31,7 @@ from .._internal.optional import required, unset
 from .._internal.pytree import pytree_dataclass, static
 from ..trees.topology import chain
 from ..types import POINT_MASS, ROOT, Draft, Drafter, DrafterWrapper, PyTree
-from .base import CombinedDrafter
+from .base import CombinedDrafter, check_field
 from .ngram import NGram
 from .shared_round import round_of, scores_of
 
@@ -51,11 +51,13 @@ class MatchedText:
     Attributes:
       tokens: int32 ``[B, L]``, a buffer of which ``length`` int32 ``[B]`` tokens are the text.
       lookup: which matches are followed.
+      steps: the most tokens that are copied.
     """
 
     tokens: jax.Array
     length: jax.Array
     lookup: NGram = static()
+    steps: int = static()
 
     def text(self, drafted: jax.Array) -> jax.Array:
         """int32 ``[B, L]``: the buffer with ``drafted`` int32 ``[B, K]`` after the text."""
@@ -74,7 +76,8 @@ class MatchedText:
     def copies(self, drafted: jax.Array) -> list[jax.Array]:
         """Bool ``[B]`` each: whether there is something to copy after the text, and after it with
         each one more of ``drafted``."""
-        return [self.lookup.trusted(match) > 0 for match in self.matches(drafted)]
+        found = enumerate(self.matches(drafted))
+        return [self.lookup.followed(m, self.length + k, self.steps) > 0 for k, m in found]
 
     def __call__(self, drafted: jax.Array) -> jax.Array:
         return jnp.any(jnp.stack(self.copies(drafted)), axis=0)
@@ -87,6 +90,10 @@ class TableBefore(CombinedDrafter):
     """
 
     inner: Drafter
+
+    @property
+    def has_weights(self) -> bool:
+        return self.inner.has_weights
 
     @property
     def reads_last(self) -> bool:
@@ -126,8 +133,9 @@ class Hybrid(TableBefore):
       lookup: which matches are followed, and how far; None: ``NGram()``.
 
     Raises:
-      TypeError: ``inner`` is no drafter.
-      ValueError: ``inner`` drafts trees, or cannot be asked for less than all that it drafts.
+      TypeError: ``inner`` is no drafter, or ``lookup`` no ``NGram``.
+      ValueError: ``lookup`` has a topology, or ``inner`` drafts trees, or cannot be asked for less
+        than all that it drafts.
     """
 
     num_draft: int = 0
@@ -138,6 +146,12 @@ class Hybrid(TableBefore):
     def __post_init__(self):
         inner = self.inner
         check_inner("Hybrid", inner)
+        check_field(self, "lookup", NGram | None, "an NGram of specjax.drafters, or None")
+        if self.lookup is not None and self.lookup.topology is not None:
+            raise ValueError(
+                f"Hybrid(lookup={self.lookup}): one match is copied after another, so give a "
+                "lookup without a topology; Fallback(first=NGram(...), inner=...) copies trees"
+            )
         name, depth = inner.name, inner.depth
         if not drafts_chains(inner):
             raise ValueError(
@@ -173,11 +187,13 @@ class Hybrid(TableBefore):
         most = self.inner.depth
         width = most if context.width is None else jnp.minimum(context.width, most)
         none = jnp.zeros((len(context.length), 0), jnp.int32)
-        copying = MatchedText(tokens=context.tokens, length=context.length, lookup=self._lookup)
-        asks = ~copying.copies(none)[-1] & (context.budget > 0)
+        text = dict(tokens=context.tokens, length=context.length)
+        copying = MatchedText(**text, lookup=self._lookup, steps=self.num_draft)
+        asks = context.asked_rows & ~copying.copies(none)[-1]
         asked = dataclasses.replace(
             context,
             width=jnp.where(jnp.any(asks), width, 0),
+            asked=asks,
             stop_drafting=copying,
         )
         own, inner = self.inner.draft_step(params, target_params, state.inner, asked)
@@ -189,7 +205,7 @@ class Hybrid(TableBefore):
         most = own.num_nodes - 1
         said = own.tokens[:, 1:]
         found = copying.matches(said)
-        copies = jnp.stack([self._lookup.trusted(m) > 0 for m in found], axis=1)
+        copies = jnp.stack(copying.copies(said), axis=1)
         # after all tokens of the inner drafter there need not be anything to copy
         first = jnp.where(jnp.any(copies, axis=1), jnp.argmax(copies, axis=1), most)
         first = first.astype(jnp.int32)

@@ -40,6 +40,7 @@ import jax.numpy as jnp
 from .. import trees
 from .._internal.pytree import pytree_dataclass
 from ..acceptance.walk import eligible
+from .base import check_field
 from .confidence_stop import CumulativeStop
 from .draft_model import DraftModel, DraftModelState
 
@@ -73,6 +74,11 @@ class LLMCad(DraftModel):
     topology: trees.Topology | None = TREE
     stop: CumulativeStop = CumulativeStop()
     name = "llmcad"
+
+    def __post_init__(self):
+        super().__post_init__()
+        accepted = "confidence_stop.CumulativeStop(threshold=...) of specjax.drafters"
+        check_field(self, "stop", CumulativeStop, accepted)
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         state = super().init(params, target_params, batch, capacity, inputs)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .. import trees
 from ..trees import expand
-from .base import ChainDrafter
+from ..types import Target
+from .base import ChainDrafter, check_field, check_topology
 
 
 class ModelPassDrafter(ChainDrafter):
@@ -29,9 +30,13 @@ class ModelPassDrafter(ChainDrafter):
           words: what an error calls ``model``.
 
         Raises:
+          TypeError: the model is no ``Target``, or the topology none of ``specjax.trees``.
           ValueError: there is no model or nothing to draft, or ``sibling_sampling`` is unknown or
             does not fit the topology.
         """
+        check_topology(self)
+        kind = "a specjax.Target; of what specjax.load returns, give its .target"
+        check_field(self, field, Target | None, kind)
         if model is None or (self.topology is None and self.num_draft < 1):
             raise ValueError(
                 f"{type(self).__name__}(num_draft={self.num_draft}, "

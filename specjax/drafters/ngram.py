@@ -37,7 +37,7 @@ from .. import trees
 from ..trees.copies import matches
 from ..types import ROOT, Draft, PyTree
 from . import continuations
-from .base import ChainDrafter
+from .base import ChainDrafter, check_topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +71,7 @@ class NGram(ChainDrafter):
 
     def __post_init__(self):
         super().__post_init__()
+        check_topology(self)
         if not 1 <= self.shortest <= self.longest or self.stretch < 1:
             raise ValueError(
                 f"shortest={self.shortest}, longest={self.longest}, stretch={self.stretch}: need "
@@ -164,6 +165,12 @@ class NGram(ChainDrafter):
         place = best % size if self.choice == "latest" else size - 1 - best % size
         return place, best // size
 
+    def followed(self, matched, length, steps):
+        """int32 ``[B]``: how many tokens ``copy`` trusts, perhaps more than ``steps``; 0: it copies
+        nothing."""
+        best = jnp.max(self._preferred(matched, length, steps), axis=1)
+        return self._trusted(self._places((best, matched.shape[1]))[1])
+
     def copy(self, tokens, length, matched, steps):
         """Copies what followed the longest match, of several the most recent.
 
@@ -183,7 +190,8 @@ class NGram(ChainDrafter):
         """The draft of the ``branches`` best matches, level by level."""
         count, steps, tokens = self.branches, self.depth, context.tokens
         preferred = self._preferred(matched, context.length, steps)
-        best, _ = jax.lax.top_k(preferred, count)
+        few = min(count, tokens.shape[1])  # of a short buffer
+        best = jnp.pad(jax.lax.top_k(preferred, few)[0], ((0, 0), (0, count - few)))
         places, run_length = self._places((best, tokens.shape[1]))
         after = continuations.following(tokens, places, context.length, steps)  # [B, k, n]
         trusted = jnp.minimum(self._trusted(run_length), steps)

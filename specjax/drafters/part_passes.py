@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from .. import trees
 from .._internal.optional import required
 from .._internal.pytree import filled, pytree_dataclass
+from ..acceptance.walk import eligible
 from ..trees import expand
 from ..types import Context, Draft, PyTree, Scores
+from .base import check_field
 from .confidence_stop import ConfidenceStop
 
 
@@ -31,7 +33,9 @@ class DraftsByPart(Protocol):
 
 
 def check_stop(drafter: DraftsByPart) -> None:
-    """Raises ValueError where a tree is to be stopped."""
+    """Raises ValueError where a tree is to be stopped, and TypeError for another ``stop``."""
+    accepted = "confidence_stop.ConfidenceStop(threshold=...) of specjax.drafters, or None"
+    check_field(drafter, "stop", ConfidenceStop | None, accepted)
     topology = required(drafter.topology, "topology")
     if drafter.stop is not None and topology != trees.chain(topology.depth):
         raise ValueError(
@@ -67,7 +71,7 @@ def draft_by_part(
     if drafter.stop is None:
         draft, entries, _ = grow(level)
         return draft, entries, context.width, state
-    draft, sure, _ = grow(_while_sure(level, state.threshold, context.budget > 0))
+    draft, sure, _ = grow(_while_sure(level, state.threshold, context.asked_rows))
     state = dataclasses.replace(state, offered=sure.offered)
     return trees.limit_depth(draft, sure.offered), sure.entries, sure.offered, state
 
@@ -83,7 +87,11 @@ def observe_stop(drafter: DraftsByPart, state, segment, most: int):
     """
     if drafter.stop is None or segment.round is None:
         return state
-    accepted = jnp.minimum(jnp.maximum(segment.num - 1, 0), state.offered)
+    draft, verdict, _ = segment.round  # of its own nodes, where others proposed too
+    deepest = jnp.max(jnp.where(eligible(draft), trees.depths(draft), 0), axis=1)
+    offered = jnp.minimum(state.offered, deepest)
+    accepted = jnp.clip(jnp.minimum(segment.num - 1, verdict.count), 0, offered)
+    state = dataclasses.replace(state, offered=offered)
     return drafter.stop.update(state, accepted, segment.num > 0, most)
 
 

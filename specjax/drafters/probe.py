@@ -100,7 +100,7 @@ class ProbedDraftModel(DraftModel):
 
         def level(carry, grown, since):
             node = grown.num_nodes - 1
-            entries, offered = carry or (None, (context.budget > 0).astype(jnp.int32))
+            entries, offered = carry or (None, context.asked_rows.astype(jnp.int32))
             going = offered >= node  # the chain has this node
 
             def step(entries, grown):

@@ -88,7 +88,7 @@ class SSD(DraftAhead):
 
     def redraft(self, params, state, context):
         old, there = state.ready, state.ready.count > 0
-        wanted = ~there & (context.budget > 0)
+        wanted = ~there & context.asked_rows
         if context.width is not None:
             wanted &= context.width > 0
         fresh = jax.lax.cond(

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from .. import trees
 from ..sampling import drawing
 from ..types import Drafter
-from .base import CombinedDrafter
+from .base import CombinedDrafter, check_field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +51,8 @@ class Synthetic(CombinedDrafter):
 
     def __post_init__(self):
         super().__post_init__()
+        check_field(self, "inner", Drafter | None, "an object of specjax.Drafter, or None")
+        check_field(self, "accuracy", float | int | tuple | list, "numbers in [0, 1]")
         rates = self.accuracy if isinstance(self.accuracy, tuple | list) else [self.accuracy]
         if len(rates) == 1:
             rates = [*rates] * self.num_draft

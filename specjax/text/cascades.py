@@ -95,7 +95,11 @@ def _of_levels(lm: LM, name: str, find, resolve) -> HeadLM:
         )
     found = find(rest)
     inner, below = resolve(lm, found, INNER_DRAFT if is_cascade(rest) else None)
-    told = found.fingerprint if isinstance(found, LM | HeadLM) else rest
+    held = found
+    while not isinstance(held, LM | HeadLM) and hasattr(held, "inner"):  # ngram+NAME
+        held = held.inner
+    told = held.fingerprint if isinstance(held, LM | HeadLM) else rest
+    told = told if held is found else f"{rest}={told}"
     return HeadLM(
         drafter=Cascade(outer, inner),
         params={"outer": weights, "inner": below},

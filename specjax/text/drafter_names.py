@@ -252,9 +252,9 @@ def _check_name(name: str, whole: str = "") -> None:
             f"drafter={drafter!r} does not say which drafter: write a name after it, such as "
             f"'{before or COPYING}{DRAFT}'; accepted are names that `specjax drafters` lists"
         )
-    if before == COPYING and name == AUTO:
+    if before and name == AUTO:
         raise ValueError(
-            f"drafter={drafter!r}: after {COPYING!r} give the name of the drafter that {AUTO!r} "
+            f"drafter={drafter!r}: after {before!r} give the name of the drafter that {AUTO!r} "
             "takes, such as 'eagle3'"
         )
     plain = name in (*NO_DRAFTS, AUTO)  # nothing can be copied before these
@@ -388,11 +388,19 @@ def _with_weights(lm: LM, name: str, settings: dict) -> LM | HeadLM | SelfDraft:
     if other_vocabulary.method_of(name):
         return other_vocabulary.named_translated(lm, name, settings)
     if cascades.is_cascade(name):
-        return _cascade(lm, name, tuple(map(folder_stamp, name.split(":"))), **settings)
+        folders = (_without_lookups(word) for word in name.split(":"))
+        return _cascade(lm, name, tuple(map(folder_stamp, folders)), **settings)
     if model := small_caches.model_of(name):
         return small_caches.with_small_cache(lm, name, named(lm, model, **settings), NUM_DRAFT)
     entry = registry.find(name) if name in _heads() else None
     return _from_folder(lm, name, settings) if entry is None else own_heads(lm, entry.name)
+
+
+def _without_lookups(name: str) -> str:
+    """A name without what stands before it, such as ``ngram+``."""
+    while before := next((x for x in (*LOOKUPS, COPYING) if name.startswith(x)), ""):
+        name = name.removeprefix(before)
+    return name
 
 
 @once_in_a_row

@@ -61,6 +61,12 @@ class Session:
             raise ValueError(f"capacity={capacity!r}: give a number of tokens")
         if not SMALLEST <= capacity <= LARGEST:
             raise ValueError(f"capacity={capacity}: give {SMALLEST} to {LARGEST} tokens")
+        longest = getattr(drafter, "longest", 1)
+        if (longest + 1) * capacity >= 2**31:  # places are sorted by their matches in one number
+            raise ValueError(
+                f"capacity={capacity}: with matches of up to {longest} tokens a table holds at "
+                f"most {(2**31 - 1) // (longest + 1)}; give that, or a drafter with a smaller longest="
+            )
         check_table_fits(8 * capacity, f"capacity={capacity}", "give a smaller capacity")
         self.lm, self.drafter = lm, drafter
         self.table: TextTable = text_table.empty(capacity, drafter.block)

@@ -59,6 +59,8 @@ def refuse_unused(given, drafter: DrafterGiven, drafting: Drafting, params: PyTr
 def _refuse_siblings(called: str, drafter: DrafterGiven, wanted: str) -> None:
     """Raises ``ValueError`` where ``Drafting.sibling_sampling`` would be ignored."""
     way_out = "leave sibling_sampling out"
+    if isinstance(drafter, WithLookup):
+        return _refuse_siblings(called, drafter.inner, wanted)
     if isinstance(drafter, SelfDraft) and drafter.sibling_sampling is None:
         return
     if isinstance(drafter, Drafter):
@@ -67,7 +69,7 @@ def _refuse_siblings(called: str, drafter: DrafterGiven, wanted: str) -> None:
             way_out += f", or make the object with sibling_sampling={wanted!r}"
     elif isinstance(drafter, HeadLM) and not drafter.drafter.takes_sibling_sampling:
         why = "has no choice of how siblings are drawn"
-    elif isinstance(drafter, LM | HeadLM | WithLookup):
+    elif isinstance(drafter, LM | HeadLM):
         return
     else:
         why, way_out = "draws no siblings", f"{way_out}, or give a draft model or heads"

@@ -107,5 +107,7 @@ def merge_drafts(*drafts: Draft, one_law: bool = False) -> Draft:
         topology=None,
         draws=together,
         deepest=max(max_depth(d) for d in drafts),
+        guess=None,
+        hidden=None,  # whether one of several could be hidden, says nothing of the others
         partial=None,  # a partial pass is over the nodes of one draft
     )

@@ -215,6 +215,8 @@ class Context:
         most ``num_draft``; in a tree, how deep. Shapes stay those of ``num_draft``; deeper nodes
         are no candidates and, unless they are passengers, not scored (``trees.tree_draft`` sees
         to that), and a drafter saves what they would cost.
+      asked: bool ``[B]`` or None (all): the rows whose draft is used where ``width`` is above 0.
+        The width is that of the batch; what a drafter remembers of a row depends on the row alone.
       stop_drafting: None, or a callable pytree: of the tokens that were drafted so far in chains,
         int32 ``[B, K]`` below the root, it returns bool ``[B]``: rows that want nothing deeper.
         Where that is all of them, a drafter saves what deeper nodes would cost; what stands there
@@ -241,6 +243,7 @@ class Context:
     sampling: Sampling
     cache: PyTree = None
     width: jax.Array | None = None
+    asked: jax.Array | None = None
     begin: jax.Array | None = None
     processor_state: PyTree = None
     processor_params: PyTree = None
@@ -250,6 +253,12 @@ class Context:
     copy_bonus: jax.Array | None = None
     plan: PyTree = None
     noise: Noise | None = None
+
+    @property
+    def asked_rows(self) -> jax.Array:
+        """Bool ``[B]``: the rows that are to draft where ``width`` is above 0 (or None)."""
+        live = self.budget > 0
+        return live if self.asked is None else live & self.asked
 
     def prefix(self, path: jax.Array) -> Prefix:
         """The committed tokens and then ``path`` int32 ``[B, K]`` in its order, -1: none."""

@@ -189,8 +189,9 @@ class Drafter(abc.ABC):
         return state
 
     def rewind(self, state: PyTree, length: jax.Array) -> PyTree:
-        """Takes back what was committed after the first ``length`` tokens; only a ``Cascade`` asks
-        for it, of the drafter that drafts for its draft model.
+        """Takes back what was committed after the first ``length`` tokens. A ``Cascade`` asks for
+        it, of the drafter that drafts for its draft model, and ``Horizontal``, of all but its first
+        drafter.
 
         Args:
           state: between rounds.

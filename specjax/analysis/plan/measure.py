@@ -14,6 +14,7 @@ import numpy as np
 from ...checkpoints import HeadLM
 from ...decoding.round import widths
 from ...decoding.stats import Stats
+from ...drafters.indexed import IndexedDrafter
 from ...models.lm import LM
 from ...models.seq2seq import encoder_inputs
 from ...text import drafter_names
@@ -101,7 +102,10 @@ class Survey:
         held = drafter_names.without_copying(self.drafters[name])
         if isinstance(held, drafter_names.WithLookup):
             return False
-        return self.jobs[name, self.lengths[name][-1]][0].drafter.can_rewind
+        drafter = self.jobs[name, self.lengths[name][-1]][0].drafter
+        # an index of the text holds later places, too, and a threshold learns from each round
+        learns = isinstance(drafter, IndexedDrafter) or getattr(drafter, "stop", None) is not None
+        return drafter.can_rewind and not learns
 
     def runs(self, name: str) -> list[int]:
         """Returns the lengths of a drafter that are run, the longest last."""
