@@ -239,3 +239,30 @@ def test_what_cannot_be_built_is_refused_before_anything_is_compiled():
     drafter, weights = matrix()
     with pytest.raises(ValueError, match="a tuple of 3"):
         drafter.init(weights[:2], PARAMS, 1, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Once(specjax.processors.LogitsProcessor):
+    """Allows token 2 once."""
+
+    def init(self, params, tokens, lengths):
+        return jnp.zeros(lengths.shape, jnp.int32)
+
+    def step(self, params, state, token):
+        return state + (token == 2)
+
+    def __call__(self, logits, prefix):
+        banned = (prefix.state > 0)[:, None] & (jnp.arange(logits.shape[-1]) == 2)
+        return jnp.where(banned, -jnp.inf, logits)
+
+
+def test_a_processor_with_a_state_may_leave_drafts_alone():
+    drafter, weights = matrix()
+    params = {"target": PARAMS, "drafter": weights, "logits_processor": None}
+    texts = []
+    for process_drafts in (True, False):
+        sampling = Sampling(logits_processor=Once(), process_drafts=process_drafts)
+        tokens, lengths = jnp.asarray([[1, 0, 3, 1, 0]]), jnp.asarray([5])
+        how = dict(max_new_tokens=12, key=jax.random.key(0), sampling=sampling)
+        texts.append(specjax.decode(MODEL, drafter, params, tokens, lengths, **how).tokens.tolist())
+    assert texts[0] == texts[1] and texts[0][0][5:].count(2) <= 1

@@ -327,6 +327,8 @@ def test_a_name_after_ngram_is_any_that_stands_alone():
     assert (drafter.inner.window, drafter.first.num_draft) == (2, 5)
     drafter, _ = drafter_names.resolve_drafter(lm, "suffix+draft", tree="2x1")
     assert drafter.inner.topology == branching(2, 1)
-    for wrong in ("suffix+none", "ngram+auto", "ngram+nothing", "ngram+"):
+    for wrong in ("suffix+none", "ngram+nothing", "ngram+"):
         with pytest.raises(ValueError, match="Accepted are|accepted"):
             drafter_names.resolve_drafter(lm, wrong)
+    with pytest.raises(ValueError, match="after 'ngram.' give the name of the drafter that 'auto'"):
+        drafter_names.resolve_drafter(lm, "ngram+auto")

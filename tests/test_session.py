@@ -155,3 +155,9 @@ def test_a_table_that_is_larger_than_the_memory_is_refused(monkeypatch):
     monkeypatch.setattr(host, "device_memory", lambda: 1000)
     with pytest.raises(ValueError, match="capacity=512: its table takes 4,096 bytes, and the"):
         Session(lm(), "suffix", 512)
+
+
+def test_a_table_whose_places_and_matches_exceed_a_number_of_32_bits_is_refused(monkeypatch):
+    monkeypatch.setattr(host, "device_memory", lambda: None)
+    with pytest.raises(ValueError, match="matches of up to 32 tokens a table holds at most 650752"):
+        Session(lm(), "sam", 2**26)

@@ -55,7 +55,7 @@ REFUSED = {
 def ways():
     """Options that a drafter would ignore, by the drafter: given by name, as an object, whole."""
     from specjax import Drafting
-    from specjax.drafters import DraftModel, Jacobi, Lookahead, NGram, Recycling
+    from specjax.drafters import DraftModel, Fallback, Jacobi, Lookahead, NGram, Recycling
 
     def model(pair):
         return DraftModel(num_draft=2, model=pair[1].target)
@@ -79,6 +79,16 @@ def ways():
             NGram(topology=trees.chains(2, 3)),
             siblings,
             "leave sibling_sampling out$",
+        ),
+        "siblings after a lookup": (
+            "ngram+recycling",
+            siblings,
+            "'ngram.recycling' draws no siblings",
+        ),
+        "weights of copies and a table": (
+            Fallback(first=NGram(), inner=Recycling(vocab_size=99)),
+            weights,
+            "Fallback.* has no weights",
         ),
         "weights of a name": ("ngram", weights, "drafter_params: drafter='ngram' has no weights"),
         "weights of nothing": (None, weights, "drafter=None has no weights"),
