@@ -65,7 +65,7 @@ class Session:
         if (longest + 1) * capacity >= 2**31:  # places are sorted by their matches in one number
             raise ValueError(
                 f"capacity={capacity}: with matches of up to {longest} tokens a table holds at "
-                f"most {(2**31 - 1) // (longest + 1)}; give that, or a drafter with a smaller longest="
+                f"most {(2**31 - 1) // (longest + 1)}; give that, or a drafter that compares fewer"
             )
         check_table_fits(8 * capacity, f"capacity={capacity}", "give a smaller capacity")
         self.lm, self.drafter = lm, drafter
