@@ -229,6 +229,7 @@ class BayesianSearch:
             return skip
         flipped = self.names[count % len(self.names)]  # nothing to run: a neighbour of the best
         near = {*self.best.skip} ^ {flipped}
+        near = near if len(near) < len(self.names) else {flipped}
         return tuple(name for name in self.names if name in near) or (flipped,)
 
     def _ask(self, count: int) -> dict[str, bool]:

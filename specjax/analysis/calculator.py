@@ -77,7 +77,7 @@ class Calculation:
       best: that of the fastest chain; ``plain`` where no chain is faster.
       chains: the outlooks of all chains, from plain decoding on, in ascending length.
       acceptance: the acceptance rates by depth and by rank among siblings, which a given τ implies.
-      shape: the given draft, as ``trees.parse`` reads it.
+      shape: the given draft: ``chain(4)``, or a tree as ``trees.parse`` reads it.
       batch: the number of rows.
       unit: the unit of seconds, ``"s"`` or ``"passes"``.
     """

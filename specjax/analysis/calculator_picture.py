@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Sequence
 
 from .calculator import Calculation, Outlook
@@ -87,4 +88,5 @@ def _panel(
 
 
 def _text(x: float, y: float, words: str, anchor: str = "middle") -> str:
+    words = html.escape(words)  # they may hold the name of a file
     return f'<text x="{x:.1f}" y="{y:.1f}" fill="{INK}" text-anchor="{anchor}">{words}</text>'
