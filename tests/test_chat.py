@@ -96,10 +96,11 @@ def test_a_conversation_is_a_prompt_in_calls_and_in_files(templated, tmp_path):
     assert specjax.generate(templated, [read], **how).text == alone.text
     answered = [*ASKED, {"role": "assistant", "content": "pass"}]
     for given, words in (
-        ({"messages": []}, "is no conversation: give an object with 'messages' alone"),
+        ({"messages": []}, "is no conversation: give a list such as"),
         ({"messages": "def f(x):"}, "is no conversation"),
-        ({"messages": [{"role": "user"}]}, "is no conversation"),
-        ({"messages": ASKED, "prompt": "a"}, "is no conversation"),
+        ({"messages": [*ASKED, {"role": "user"}]}, "message 1 has no content"),
+        ({"messages": ["a"]}, "message 0 has no role and no content"),
+        ({"messages": ASKED, "prompt": "a"}, "a conversation has the key 'messages' alone"),
         ({"messages": answered}, "ends with the assistant's message"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -107,8 +108,16 @@ def test_a_conversation_is_a_prompt_in_calls_and_in_files(templated, tmp_path):
     with pytest.raises(ValueError, match="in one field, prompt, text or messages"):
         specjax.serve_offline(templated, [{"messages": ASKED, "prompt": "a"}], **how)
     file.write_text('{"messages": 3}\n')
-    with pytest.raises(ValueError, match="the prompt is no conversation"):
+    with pytest.raises(ValueError, match="line 1: the prompt: 3 is no conversation"):
         specjax.serve_offline(templated, file, max_broken=0, **how)
+    with pytest.raises(ValueError, match="line 1: messages: 3 is no conversation"):
+        read_prompts(str(file), "m", 9)
+    file.write_text(json.dumps({"messages": ASKED, "text": "a"}) + "\n")
+    with pytest.raises(ValueError, match="line 1: give a string that is not empty"):
+        read_prompts(str(file), "m", 9)
+    (tmp_path / "prompts.txt").write_text(json.dumps({"messages": ASKED}) + "\n")
+    with pytest.raises(ValueError, match="ends with .jsonl"):
+        specjax.serve_offline(templated, tmp_path / "prompts.txt", **how)
 
 
 def test_a_conversation_that_outgrows_its_buffer_moves_to_a_larger_one(pair, monkeypatch):

@@ -18,6 +18,7 @@ from specjax import Sampling, types
 from specjax.decoding import loop, round
 from specjax.decoding.inputs import prepare_inputs
 from specjax.drafters import (
+    PEARL,
     SAM,
     SSD,
     Adaptive,
@@ -268,11 +269,16 @@ def test_where_the_lookup_copies_nothing_the_inner_drafter_is_asked():
     assert np.asarray(judged.draft.candidate)[0, 1:].all()
 
 
-@pytest.mark.parametrize("kind", ["stop", "ssd"])
+@pytest.mark.parametrize("kind", ["stop", "ssd", "pearl", "draft"])
 def test_what_a_row_drafts_does_not_depend_on_a_row_that_asks_when_it_does_not(kind):
     """The first row repeats itself, and so copies where the second asks."""
     stop = ConfidenceStop(0.4, step=0.3, target_rate=0.5, threshold_decay=0.0)
-    inner = {"stop": SelfDraft(3, target=SMALL, exit=1, stop=stop), "ssd": SSD(3, model=SMALL)}
+    inner = {
+        "stop": SelfDraft(3, target=SMALL, exit=1, stop=stop),
+        "ssd": SSD(3, model=SMALL, fan_out=3),
+        "pearl": PEARL(3, model=SMALL),
+        "draft": DraftModel(3, model=SMALL),
+    }
     hybrid, own = Hybrid(4, inner=inner[kind], lookup=LOOKUP), SMALL_PARAMS
     params = {"target": own, "drafter": None if kind == "stop" else own}
     tokens = np.asarray([[1, 2, 1, 2, 1, 2, 1], [9, 4, 11, 7, 3, 12, 6]], np.int32)

@@ -271,7 +271,7 @@ def test_the_threshold_follows_acceptance_as_published():
         accepted = random.integers(0, offered + 1).astype(np.int32)
         live = random.random(3) < 0.8
         state = dataclasses.replace(state, offered=offered)
-        state = stop.update(state, accepted, live, 4)
+        state = stop.update(state, accepted, live, offered >= 4)
         for row in np.flatnonzero(live):
             rate[row] = 0.5 * rate[row] + 0.5 * accepted[row] / offered[row]
             wanted = threshold[row] + 0.01

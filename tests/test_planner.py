@@ -295,7 +295,8 @@ def test_a_drafter_whose_rounds_cannot_be_tried_again_runs_at_every_length(pair)
         outs = [specjax.generate(pair[0], prompt, **common) for prompt in PROMPTS]
         rounds = sum(out.stats.rounds.sum() for out in outs)
         assert one.tau == pytest.approx(sum(out.stats.emitted.sum() for out in outs) / rounds)
-        assert one.predicted == (name == "plain") and one.rate < 1.2 * one.rounds_rate
+        assert one.predicted == (name == "plain")
+        assert one.rate < 1.2 * one.rounds_rate  # one turn of a shared machine
     best = dataclasses.replace(found, candidates=[ways[window, 0]])
     assert best.options["drafting"].num is None and "as it ran" in best.verdict
     assert "lookahead:window" in str(found)

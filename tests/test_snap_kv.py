@@ -134,7 +134,7 @@ def test_a_round_that_wants_no_token_chooses_nothing():
     own, length = drafter(), WHOLE + 2
     cache = [[jnp.ones((1, HEADS, length, CONFIG.head_dim))] * 2] * len(own.features)
     state = own.observe(None, None, own.init(None, None, 1, length), segment(0, length - 1))
-    shared = dict(cache=cache, length=jnp.asarray([length]), budget=jnp.asarray([5]))
+    shared = dict(cache=cache, length=jnp.asarray([length]), asked_rows=jnp.asarray([True]))
     for width, rounds in ((1, 1), (0, NEVER + 1)):
         context = SimpleNamespace(width=jnp.asarray(width), **shared)
         _, after = own.begin_text(None, params()["target"], state, context)

@@ -268,7 +268,7 @@ def _solved(lm: LM, tasks: Sequence[Task | None], prompts: Prompts, out) -> floa
         return None
     given = [prompts] if isinstance(prompts, str | Mapping) else prompts
     texts = [  # as they were given: a tokenizer may not spell them the same
-        own if isinstance(own, str) else tokenizer.decode(ids)
+        own if isinstance(own, str) else "" if isinstance(own, Mapping) else tokenizer.decode(ids)
         for own, ids in zip(given, out.prompts, strict=False)
     ]
     right = [

@@ -144,9 +144,14 @@ def time_trees(
 
     known = [shape for shape in runs if shape is not None]
     known = [shape for shape in known if not tree_search.never_right(shape, counted)]
-    best = max(known, key=lambda shape: ratio(shape, True), default=None)
+    if not known:
+        raise ValueError(
+            "each tree of these sizes has a choice that was never right: give fewer nodes, or more "
+            "prompts"
+        )
+    best = max(known, key=lambda shape: ratio(shape, True))
     choice, rounds = tree_search.TreeChoice(None, 1.0, 1.0), 1.0
-    if best is not None and (whole := ratio(best, True)) > 1:
+    if (whole := ratio(best, True)) > 1:
         tokens = tree_search.expected_tokens(best, counted.rates)
         choice, rounds = tree_search.TreeChoice(best, whole, tokens), ratio(best, False)
     return TreeTimings(choice, rounds, passes, level, node)

@@ -18,7 +18,7 @@ from ..models.model_folder import config_folder
 from ..models.seq2seq import encoder_inputs
 from ..models.seq2seq.config import EncoderDecoderConfig
 from ..serving import jsonl_input
-from ..text.prompts import MESSAGES
+from ..text.prompts import MESSAGES, check_conversation
 
 # This text was held out from the training of the embedded model.
 PROMPT = """\
@@ -259,7 +259,12 @@ def _prompt_of(line: str, where: str, folder: Path) -> str | dict[str, Any]:
     if isinstance(value, dict):
         held = [value[name] for name in jsonl_input.PROMPT if value.get(name) is not None]
         if MESSAGES in value and not held:
+            try:
+                check_conversation(value[MESSAGES], "messages")
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from None
             return {MESSAGES: value[MESSAGES]}
+        held += [value[MESSAGES]] * (MESSAGES in value)  # one of both is meant
     text = held[0] if len(held) == 1 else None
     if not isinstance(text, str) or not text:
         raise ValueError(

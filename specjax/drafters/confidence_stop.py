@@ -78,17 +78,16 @@ class ConfidenceStop:
             offered=jnp.zeros((batch,), jnp.int32),
         )
 
-    def update(self, state: StopState, accepted, live, most: int) -> StopState:
+    def update(self, state: StopState, accepted, live, whole) -> StopState:
         """What is remembered after a round.
 
         Args:
           accepted: int32 ``[B]``, of the tokens that were offered.
           live: bool ``[B]``, whether the row took part.
-          most: the number of tokens that a round offers if it is not stopped.
+          whole: bool ``[B]``, whether all was offered that a round offers if it is not stopped.
         """
         share = accepted / jnp.maximum(state.offered, 1)
         rate = self.rate_decay * state.rate + (1 - self.rate_decay) * share
-        whole = state.offered >= most
         change = jnp.where(rate < self.target_rate, 1.0, jnp.where(whole, 0.0, -1.0))
         wanted = state.threshold + self.step * change
         threshold = self.threshold_decay * state.threshold + (1 - self.threshold_decay) * wanted

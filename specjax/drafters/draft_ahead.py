@@ -260,6 +260,9 @@ class DraftAhead(DraftModel, AheadDrafter):
             nothing = jnp.where(happened, 0, state.ready.count)
             return AheadState(model=model, ready=dataclasses.replace(state.ready, count=nothing))
         ready = self.found(state.outcomes, segment, state.ready)
+        if state.model.ran is not None:  # a row that was not asked may lag behind its text
+            count = jnp.where(state.model.ran, ready.count, 0)
+            ready = dataclasses.replace(ready, count=count)
 
         def kept(new, old):
             return jnp.where(happened.reshape(-1, *(1,) * (new.ndim - 1)), new, old)

@@ -128,14 +128,9 @@ class DraftModel(OuterLevel):
         ran = None
         if context.width is not None:
             state = self._catch_up(params, state, context)
-            ran = self._rows_that_run(context) & (context.width > 0)
+            ran = context.asked_rows & (context.width > 0)
         before = jnp.maximum(context.length - 2, 0)[:, None]
         return state, jnp.take_along_axis(context.tokens, before, axis=1), ran
-
-    def _rows_that_run(self, context) -> jax.Array:
-        """Bool ``[B]``: whose entries of the round are kept. Those of a row that is not asked are
-        the same that it would read later."""
-        return jnp.ones(context.length.shape, bool)
 
     def select(self, params, state, context):
         """What the passes of a round read of the cache, and the state. Default: all of it."""
@@ -220,8 +215,8 @@ class DraftModel(OuterLevel):
         return dataclasses.replace(state, cache=cache, filled=filled, **BETWEEN_ROUNDS)
 
     def _catch_up(self, params, state, context):
-        """Reads what it missed, up to where ``draft_step`` begins; nothing where no row drafts."""
-        wanted = context.budget > 0
+        """Reads what it missed, up to where ``draft_step`` begins, in rows that draft."""
+        wanted = context.asked_rows
         if context.width is not None:
             wanted &= context.width > 0
         until = jnp.where(wanted, context.length - 2, 0)

@@ -22,6 +22,7 @@ References: SuffixDecoding, arXiv 2411.04975, section 3.4 (the hybrid); SAM Deco
 from __future__ import annotations
 
 import dataclasses
+from numbers import Real
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +78,7 @@ class Fallback(TableBefore):
                 f"Fallback(first={first!r}): give a Suffix, SAM or NGram of specjax.drafters"
             )
         check_inner("Fallback", self.inner)
-        check_field(self, "least", float | int | None, "a number, or None")
+        check_field(self, "least", Real | None, "a number, or None")
         if self.inner.sibling_sampling == "hub" and not drafts_chains(self.inner):
             raise ValueError(
                 f"Fallback(inner={self.inner.name}): siblings that are drawn as a hub need a draft "
@@ -176,6 +177,8 @@ def either(sure: jax.Array, made: Draft, own: Draft) -> tuple[Draft, Draft]:
         topology=None,
         draws=draws,
         deepest=max(trees.max_depth(made), trees.max_depth(own)),
+        guess=None,
+        hidden=None,
         partial=None,
     )
     mine = jnp.broadcast_to(~sure[:, None], (batch, own.num_nodes - 1))

@@ -153,7 +153,7 @@ class Horizontal(SeveralDrafters):
             tokens=jnp.zeros(shape, jnp.int32),
             law=jnp.full(shape, POINT_MASS),
             length=jnp.zeros(shape[:1], jnp.int32),
-            going=context.budget > 0,
+            going=context.asked_rows,
         )
         drafts, states, begins, laws = [], [], [], []
         for i, (drafter, own) in enumerate(zip(self.drafters, params, strict=True)):

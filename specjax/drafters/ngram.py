@@ -109,7 +109,8 @@ class NGram(ChainDrafter):
         matched = self.matches(context.tokens, context.length)
         if self.branches > 1:
             draft = self._several(context, matched)
-            return draft, self.trusted(matched).astype(jnp.float32), state
+            followed = self.followed(matched, context.length, self.depth)
+            return draft, followed.astype(jnp.float32), state
         copied, count = self.copy(context.tokens, context.length, matched, self.num_draft)
         proposed = jnp.arange(self.num_draft) < count[:, None]
         draft = trees.chain_draft(context, copied, candidate=proposed, scored=proposed)
@@ -141,11 +142,8 @@ class NGram(ChainDrafter):
         inside = jnp.arange(tokens.shape[1]) < length[:, None]
         return jnp.where(inside & (tokens == last), jnp.minimum(before + 1, self.longest), 0)
 
-    def trusted(self, matched):
-        """int32 ``[B]``: how many tokens to copy; 0 without a match of ``shortest`` tokens."""
-        return self._trusted(jnp.max(matched, axis=1))
-
     def _trusted(self, run_length):
+        """How many tokens to copy after a match; 0 if it is shorter than ``shortest``."""
         return jnp.where(run_length >= self.shortest, self.stretch * run_length, 0)
 
     def _preferred(self, matched, length, steps):

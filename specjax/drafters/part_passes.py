@@ -89,10 +89,10 @@ def observe_stop(drafter: DraftsByPart, state, segment, most: int):
         return state
     draft, verdict, _ = segment.round  # of its own nodes, where others proposed too
     deepest = jnp.max(jnp.where(eligible(draft), trees.depths(draft), 0), axis=1)
-    offered = jnp.minimum(state.offered, deepest)
+    whole, offered = state.offered >= most, jnp.minimum(state.offered, deepest)
     accepted = jnp.clip(jnp.minimum(segment.num - 1, verdict.count), 0, offered)
     state = dataclasses.replace(state, offered=offered)
-    return drafter.stop.update(state, accepted, segment.num > 0, most)
+    return drafter.stop.update(state, accepted, segment.num > 0, whole)
 
 
 @pytree_dataclass

@@ -126,10 +126,6 @@ class SparseDraftModel(DraftModel):
         choice = no_choice(self.chunks, self.part, batch)
         return SparseDraftState(cache=state.cache, filled=state.filled, choice=choice)
 
-    def _rows_that_run(self, context):
-        # what is read later, is read with the whole cache, and so has other entries
-        return context.asked_rows
-
     def select(self, params, state, context):
         length = jnp.maximum(context.length - 2, 0)
         state = self._chosen(params, state, context, length)

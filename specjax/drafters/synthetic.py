@@ -15,6 +15,7 @@ Example::
 from __future__ import annotations
 
 import dataclasses
+from numbers import Real
 
 import jax.numpy as jnp
 
@@ -52,7 +53,7 @@ class Synthetic(CombinedDrafter):
     def __post_init__(self):
         super().__post_init__()
         check_field(self, "inner", Drafter | None, "an object of specjax.Drafter, or None")
-        check_field(self, "accuracy", float | int | tuple | list, "numbers in [0, 1]")
+        check_field(self, "accuracy", Real | tuple | list, "numbers in [0, 1]")
         rates = self.accuracy if isinstance(self.accuracy, tuple | list) else [self.accuracy]
         if len(rates) == 1:
             rates = [*rates] * self.num_draft

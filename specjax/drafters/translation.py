@@ -178,7 +178,7 @@ class TranslatedDraftModel(DraftModel, abc.ABC):
         state = _spell(params["tables"], state, root, context.root[:, None], one)
         length = _at(state.ends, context.length)
         room = state.tokens.shape[1]
-        drafts = (context.budget > 0) & (length > 0) & (length + self.own_depth <= room)
+        drafts = context.asked_rows & (length > 0) & (length + self.own_depth <= room)
         if context.width is not None:
             drafts &= context.width > 0
         until = jnp.where(drafts, length - LAG, 0)

@@ -235,7 +235,8 @@ def plain(line: bytes) -> str:
 def is_mapping(line: bytes) -> bool:
     """Whether a line is a JSON object with a prompt, as in a ``.jsonl`` file."""
     try:
-        return line.lstrip().startswith(b"{") and "prompt" in json.loads(line)
+        held = json.loads(line) if line.lstrip().startswith(b"{") else {}
+        return any(name in held for name in (*PROMPT, MESSAGES))
     except ValueError:
         return False
 

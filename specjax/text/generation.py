@@ -20,7 +20,6 @@ from ..decoding.stats import Stats
 from ..models.lm import LM
 from .options import Options, Prompts, takes
 from .prepare import prepare_fastest
-from .prompts import check_lm, check_tokenizer
 from .stop_strings import RowText
 from .task import GenerationTask
 
@@ -174,11 +173,11 @@ def stream_text(lm: LM, prompts: Prompts | None = None, *, options: Options) -> 
     Returns:
       a ``TextStream``, whose iteration yields ``Piece``s. Ctrl-C raises ``KeyboardInterrupt``
       within the iteration; ``TextStream.generation`` then holds the tokens that were committed
-      until then.
+      until then. Of a model without a tokenizer there is no text to yield, and the tokens are
+      there after the iteration.
 
     Raises:
-      ValueError, TypeError: before anything is compiled: the model has no tokenizer, or see
-        ``generate``.
+      ValueError, TypeError: before anything is compiled, see ``generate``.
 
     Example::
 
@@ -187,8 +186,6 @@ def stream_text(lm: LM, prompts: Prompts | None = None, *, options: Options) -> 
             print(piece.text, end="", flush=True)
         print(stream.generation.stats)
     """
-    check_lm(lm)
-    check_tokenizer(lm, "stream_text")
     return TextStream(prepare_fastest(lm, prompts, options))
 
 

@@ -100,23 +100,37 @@ def _encoded(lm: LM, text: str, which: str) -> list[int]:
     return tokenizer.encode(text) if text else []
 
 
-def _answered(lm: LM, prompt: Mapping, which: str) -> list[int]:
-    """The token ids of a conversation, up to where the assistant's answer begins."""
-    messages = prompt.get(MESSAGES)
-    shaped = isinstance(messages, Sequence) and all(
-        isinstance(one, Mapping) and {"role", "content"} <= {*one} for one in messages
-    )
-    if [*prompt] != [MESSAGES] or not messages or not shaped:
+def check_conversation(messages, which: str) -> None:
+    """Checks a list of messages that an assistant is to answer; ``which`` names it in errors.
+
+    Raises:
+      ValueError: it is no such list, a message has no role or no content, or the last one is the
+        assistant's.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise ValueError(
-            f"{which} is no conversation: give an object with {MESSAGES!r} alone, a list such as "
+            f"{which}: {messages!r:.60} is no conversation: give a list such as "
             '[{"role": "user", "content": "..."}]'
         )
+    for number, one in enumerate(messages):
+        held = one if isinstance(one, Mapping) else {}
+        if lacks := [key for key in ("role", "content") if key not in held]:
+            raise ValueError(f"{which}: message {number} has no {' and no '.join(lacks)}")
     if messages[-1]["role"] == "assistant":
         raise ValueError(
-            f"{which} ends with the assistant's message, so that there is nothing to answer: leave "
-            "that message out"
+            f"{which}: it ends with the assistant's message, so that there is nothing to answer: "
+            "leave that message out"
         )
-    return lm.chat(messages)
+
+
+def _answered(lm: LM, prompt: Mapping, which: str) -> list[int]:
+    """The token ids of a conversation, up to where the assistant's answer begins."""
+    if [*prompt] != [MESSAGES]:
+        raise ValueError(
+            f"{which} has the keys {[*prompt]}: a conversation has the key {MESSAGES!r} alone"
+        )
+    check_conversation(prompt[MESSAGES], which)
+    return lm.chat(prompt[MESSAGES])
 
 
 def _no_prompt(given) -> TypeError:

@@ -125,7 +125,7 @@ def _static(topology: Tree, context, level, carry, words, sibling_sampling, by_p
     drawn = sibling_sampling != "top"
     uniform = drawing.uniforms(context.key, topology.num_nodes) if drawn else None
     laws, ends = [], thresholds(context, least_sure)
-    going = context.budget[:, None] > 0  # of the nodes of a depth: whether anything is below them
+    going = context.asked_rows[:, None]  # of the nodes of a depth: whether anything is below them
     path, kept = jnp.ones(going.shape), []
     for depth in range(topology.depth):
         here = inner[depths[inner] == depth]
@@ -136,7 +136,7 @@ def _static(topology: Tree, context, level, carry, words, sibling_sampling, by_p
         step = functools.partial(level, since=since)
         wanted: jax.Array | bool = True
         if context.stop_drafting is not None and depth:
-            wanted = jnp.any(~context.stop_drafting(tokens[:, 1:]) & (context.budget > 0))
+            wanted = jnp.any(~context.stop_drafting(tokens[:, 1:]) & context.asked_rows)
         if ends and depth:
             wanted = wanted & jnp.any(going)
         logits, carry = if_wanted(step, depth, context.width, carry, grown, wanted)
@@ -243,7 +243,7 @@ def _expand(topology: Expand | Beams, context, level, carry, words, least_value)
     value = jnp.zeros((batch, 1))
     where = jnp.zeros((batch, 1), jnp.int32)  # of the nodes gone on with: in those three
     above = parent  # their parents, counted among themselves
-    alive, ends = context.budget > 0, thresholds(context)
+    alive, ends = context.asked_rows, thresholds(context)
     # Whether a row is expected to lack nodes at times: then passes that no row wants are left out,
     # and the target's is as narrow as it can be. Otherwise the nodes that a row may still lack,
     # below fewer tokens than children, are scored as those of static trees are.

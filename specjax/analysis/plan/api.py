@@ -54,9 +54,10 @@ class Plan:
       temperature: the sampling temperature.
       seconds: duration of the planning in seconds.
       finished: False if Ctrl-C ended planning; the candidates are then those known until then.
-      approximate: why texts do not follow the law of the named model where a drafter is used (the
-        target is quantized, the rule is approximate); empty where they do.
+      approximate: why the target only approximates the named model (it is quantized); empty
+        otherwise.
       rule: the acceptance rule, as it was given.
+      rule_changes: the rule, if it is approximate, so that drafts change the text; empty otherwise.
     """
 
     model: str
@@ -70,6 +71,7 @@ class Plan:
     finished: bool = True
     approximate: str = ""
     rule: str | Rule = "auto"
+    rule_changes: str = ""
 
     @property
     def choice(self) -> Candidate:
@@ -94,7 +96,9 @@ class Plan:
     def verdict(self) -> str:
         """The choice in one line, and whether speculation is faster than plain decoding."""
         line = self._advice()
-        return f"{line}; {self.approximate}: approximate" if self.approximate else line
+        reasons = [self.approximate, "" if self.choice.drafter == PLAIN else self.rule_changes]
+        reason = ", ".join(filter(None, reasons))
+        return f"{line}; {reason}: approximate" if reason else line
 
     def _advice(self) -> str:
         best = self.choice
@@ -310,8 +314,9 @@ def plan(
         temperature=float(np.max(sampling.temperature)),
         seconds=time.perf_counter() - begin,
         finished=finished,
-        approximate=max((s.approximate for s in known[0].all_stats), key=len),
+        approximate=lm.target.approximate,
         rule=drafting.rule,
+        rule_changes=known[0].rule_changes,
     )
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from ... import acceptance
 from ...checkpoints import HeadLM
 from ...decoding.round import widths
 from ...decoding.stats import Stats
+from ...drafters.cascade_levels import levels
 from ...drafters.indexed import IndexedDrafter
 from ...models.lm import LM
 from ...models.seq2seq import encoder_inputs
@@ -104,17 +106,23 @@ class Survey:
             return False
         drafter = self.jobs[name, self.lengths[name][-1]][0].drafter
         # an index of the text holds later places, too, and a threshold learns from each round
-        learns = isinstance(drafter, IndexedDrafter) or getattr(drafter, "stop", None) is not None
-        return drafter.can_rewind and not learns
+        learns = any(
+            isinstance(part, IndexedDrafter) or getattr(part, "stop", None) is not None
+            for part in levels(drafter)
+        )
+        return drafter.can_rewind and not learns and not self.rule_changes
 
     def runs(self, name: str) -> list[int]:
         """Returns the lengths of a drafter that are run, the longest last."""
         return sorted({*self.ends(name)}) if self.rewinds(name) else self.lengths[name]
 
     @property
-    def all_stats(self) -> list[Stats]:
-        """The statistics of all ways that were run."""
-        return [stats for group in self.stats.values() for stats in group]
+    def rule_changes(self) -> str:
+        """The rule, if texts do not follow the target's law by it: each number of drafts then has
+        texts of its own."""
+        rule = acceptance.named(self.common.drafting.rule)
+        greedy = self.jobs[PLAIN_WAY][0].request.sampling.greedy
+        return "" if rule is None or acceptance.exact(rule, greedy) else f"rule {rule.name}"
 
     @property
     def ready(self) -> bool:
@@ -157,7 +165,6 @@ class Survey:
           tell: a function that is called with a line of text whenever a measurement begins.
         """
         sampled = not self.jobs[PLAIN_WAY][0].request.sampling.greedy
-        unchanged = self.lm.target.approximate  # under a rule that changes no text
         for way, jobs in self.jobs.items():
             tell(f"batch {self.batch}: {spell(*way)}")
             timed_run(jobs[0])  # compiles
@@ -168,8 +175,7 @@ class Survey:
                 self.stats[way].append(jax.tree.map(np.array, state.stats))
                 if way != PLAIN_WAY and not self.rewinds(way[0]):
                     continue
-                changed = sampled or self.stats[way][group].approximate != unchanged
-                if changed or way == PLAIN_WAY or way[1] == self.ends(way[0])[1]:
+                if sampled or way == PLAIN_WAY or way[1] == self.ends(way[0])[1]:
                     traces.append(try_rounds(work, state))
                 else:  # the text is the same, and the drafts are beginnings of the longest drafts
                     traces.append(self.traces[way[0], self.ends(way[0])[1]][group])
