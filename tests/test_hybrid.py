@@ -279,31 +279,24 @@ def test_what_a_row_drafts_does_not_depend_on_a_row_that_asks_when_it_does_not(k
         "pearl": PEARL(3, model=SMALL),
         "draft": DraftModel(3, model=SMALL),
     }
-    hybrid, own = Hybrid(4, inner=inner[kind], lookup=LOOKUP), SMALL_PARAMS
+    lookup = NGram(longest=3, shortest=1, stretch=1)
+    hybrid, own = Hybrid(4, inner=inner[kind], lookup=lookup), SMALL_PARAMS
     params = {"target": own, "drafter": None if kind == "stop" else own}
     tokens = np.asarray([[1, 2, 1, 2, 1, 2, 1], [9, 4, 11, 7, 3, 12, 6]], np.int32)
-    drafted = []
-    for rows in (1, 2):
-        keys = jax.random.split(jax.random.key(3), 2)[:rows]
-        request, _ = prepare_inputs(
-            SMALL,
-            hybrid,
-            tokens[:rows],
-            np.asarray([7, 7])[:rows],
-            keys,
-            24,
-            Sampling(temperature=0.9),
-            SIZE,
-            (),
-        )
-        state = loop.jit_start(SMALL, hybrid, "auto", SIZE, params, request)
-        seen = []
-        while int(state.budget[0]):
-            judged, state = advanced(SMALL, hybrid, "auto", params, state)
-            kept = np.asarray(judged.draft.candidate)[0]
-            seen.append(np.where(kept, np.asarray(judged.draft.tokens)[0], -1)[1:].tolist())
-        drafted.append(seen)
-    assert drafted[0] == drafted[1]
+    lengths, warm = np.asarray([7, 7], np.int32), Sampling(temperature=0.6)
+    for seed in range(6):
+        keys, drafted = jax.random.split(jax.random.key(seed), 2), []
+        for rows in (1, 2):
+            given = tokens[:rows], lengths[:rows], keys[:rows]
+            request, _ = prepare_inputs(SMALL, hybrid, *given, 40, warm, SIZE, ())
+            state = loop.jit_start(SMALL, hybrid, "auto", SIZE, params, request)
+            seen = []
+            while int(state.budget[0]):
+                judged, state = advanced(SMALL, hybrid, "auto", params, state)
+                kept = np.asarray(judged.draft.candidate)[0]
+                seen.append(np.where(kept, np.asarray(judged.draft.tokens)[0], -1)[1:].tolist())
+            drafted.append(seen)
+        assert drafted[0] == drafted[1], seed
 
 
 def test_a_name_after_ngram_is_any_that_stands_alone():

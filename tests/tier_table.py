@@ -81,7 +81,7 @@ LINES = {
     ],
     "test_chain_of_one.py": MERGE,
     "test_chain_rules.py": [("fault|out_of_range|share_of", DEFAULT), (EVERYTHING, MERGE)],
-    "test_chat.py": [("refuses|command|stop_str|no_text|next", MERGE), (EVERYTHING, FULL)],
+    "test_chat.py": [("refuses|command|stop_str|no_text|next|_prompt_", MERGE), (EVERYTHING, FULL)],
     "test_check_contract.py": [
         (r"every_check\[(eagle3|tree)", FULL),
         (r"every_check\[(draft|ngram)", MERGE),
