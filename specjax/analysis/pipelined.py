@@ -21,7 +21,7 @@ from .. import trees
 from .._internal.optional import required
 from .._internal.pytree import pytree_dataclass
 from ..models.causal_lm import CausalLM
-from ..models.config import EVERY_SUBLAYER
+from ..models.config import EVERY_SUBLAYER, DecoderConfig
 from ..models.lm import LM
 from ..text.prepare import round_up
 from ..text.prompts import prompt_ids
@@ -147,7 +147,8 @@ def check_flushed(lm: LM, length: int, in_flight: int, name: str) -> None:
     Raises:
       ValueError: there may be more younger tokens, and a window is shorter than the text.
     """
-    if in_flight > 2 and lm.target.config.overwrites(length + in_flight):
+    config, most = lm.config, length + in_flight
+    if in_flight > 2 and isinstance(config, DecoderConfig) and config.overwrites(most):
         raise ValueError(
             f"{lm.name}: its windows are shorter than the text, and with {name}={in_flight} a "
             "token that is flushed would have overwritten what a window still shows; give "

@@ -67,7 +67,9 @@ class HuggingFace(DraftLengthPolicy):
             )
         _ = self.confidence  # refuses a threshold that is no probability
 
-    can_rest = False
+    @property
+    def can_rest(self) -> bool:
+        return False
 
     @property
     def confidence(self):

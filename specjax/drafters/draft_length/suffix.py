@@ -58,7 +58,10 @@ class SuffixMatch(DraftLengthPolicy):
     offset: float = 0.0
     min_probability: float = 0.1
     name = "suffix"
-    can_rest = False
+
+    @property
+    def can_rest(self) -> bool:
+        return False
 
     def __post_init__(self):
         check_settings(self, ("factor", "offset"))
