@@ -1,10 +1,10 @@
 """What trained heads should gain beside a larger target: ``python -m benchmarks.expected``.
 
 Heads that were trained for the embedded target have the τ of their results there. A target of 100M
-weights that writes the same texts (``grown.py``) would see the same τ, but most drafters cannot be
-grown with it. The time of a round does not depend on the values of weights: it is measured with
-heads of the sizes that the same recipe gives for the larger target, untrained. Where a head was
-grown and measured, the page shows both figures. Nothing is timed here.
+weights that writes the same texts (``grown.py``) sees the same τ. The time of a round does not
+depend on the values of weights: it is measured with heads of the sizes that the same recipe gives
+for the larger target, untrained, so that no trained weights need be kept. Where a head was grown
+and measured, the page shows both figures. Nothing is timed here.
 """
 
 from __future__ import annotations
