@@ -264,7 +264,7 @@ def _prompt_of(line: str, where: str, folder: Path) -> str | dict[str, Any]:
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from None
             return {MESSAGES: value[MESSAGES]}
-        held += [value[MESSAGES]] * (MESSAGES in value)  # one of both is meant
+        held += [value[name] for name in (MESSAGES,) if name in value]  # one of both is meant
     text = held[0] if len(held) == 1 else None
     if not isinstance(text, str) or not text:
         raise ValueError(
