@@ -106,7 +106,7 @@ class After:
         return self.table(self.begin + prefix)
 
 
-def tests(rule, p, q):
+def judged_alone(rule, p, q):
     """How probably each drafted token passes its test, and what is drawn if it does not."""
     drafts, weights = exact_law.drafts(q, trees.chain_parents(1), "iid")
     passes, rests = [], []
@@ -124,10 +124,10 @@ def test_fault_one_random_number_in_pre_verify_and_the_round_after_it_changes_th
     """The released PEARL reseeds before each test: pre-verify and the post-verify after it test
     with one number. Two rounds, enumerated: both numbers independent, or one for both."""
     p, q = exact_law.Table(0), exact_law.Table(1)
-    first, other = tests(LastIsAGuess(RULES["rejection"]), p, q)
+    first, other = judged_alone(LastIsAGuess(RULES["rejection"]), p, q)
     laws = {"independent": np.zeros((p.vocab, p.vocab)), "released": np.zeros((p.vocab, p.vocab))}
     for guess, passed in enumerate(first):
-        second, rest = tests(RULES["rejection"], After(p, (guess,)), After(q, (guess,)))
+        second, rest = judged_alone(RULES["rejection"], After(p, (guess,)), After(q, (guess,)))
         rejected = (1 - passed) * other[guess][:, None] * [p((x,)) for x in range(p.vocab)]
         for name, law in laws.items():
             both = passed * second if name == "independent" else np.minimum(passed, second)

@@ -272,7 +272,10 @@ def test_an_approximate_rule_is_called_so_and_each_number_is_tried_on_its_own_te
     rule = "approximate-tolerance:top_k=40,gap=50"
     options = dict(drafters=[pair[1]], num_drafts=[1, 4], max_new_tokens=12, turns=1)
     found = specjax.plan(pair[0], PROMPTS[:1], **options, drafting=specjax.Drafting(rule=rule))
-    assert "rule approximate-tolerance: approximate" in found.verdict
+    for drafts in (True, False):  # plain decoding has no rule
+        told = [one for one in found.candidates if bool(one.num_draft) == drafts]
+        said = dataclasses.replace(found, candidates=told).verdict
+        assert ("rule approximate-tolerance: approximate" in said) == drafts
     for one in found.candidates:
         if one.num_draft in (1, 4):
             drafting = specjax.Drafting(num=one.num_draft, rule=rule)
