@@ -398,7 +398,7 @@ def _with_weights(lm: LM, name: str, settings: dict) -> LM | HeadLM | SelfDraft:
 
 def _without_lookups(name: str) -> str:
     """A name without what stands before it, such as ``ngram+``."""
-    while before := next((x for x in (*LOOKUPS, COPYING) if name.startswith(x)), ""):
+    while before := lookup_of(name):
         name = name.removeprefix(before)
     return name
 
