@@ -23,7 +23,9 @@ from pathlib import Path
 
 import specjax
 from specjax.drafters.block import BlockDrafter
+from specjax.drafters.drawn_or_top import LEARNED
 from specjax.text import drafter_names
+from specjax.trees import expand
 
 from . import head_rows, heldout, runner
 from .tables import cells
@@ -126,7 +128,7 @@ def rows_of(args: argparse.Namespace, named: dict[str, str]) -> list[dict]:
         for t in args.temperatures
         for which, shape in (own if named else shipped)
         for how in (*args.siblings, *[ALONE] * args.alone)
-        if (how != ALONE if "tree" in shape else how in (*head_rows.CHAINS, ALONE))
+        if how in (expand.HOW if "tree" in shape else (*head_rows.CHAINS, ALONE))
     ]
 
 
@@ -143,7 +145,7 @@ def page(header: dict, lines: list[dict]) -> str:
         found.setdefault(key, {})[row["how"]] = told
         if "refused" in line:
             refused[f"\n{key[1]}, `{row['how']}`: {line['refused']}\n"] = None
-    further = [how for how in ("hub", ALONE) if any(how in own for own in found.values())]
+    further = [how for how in ("hub", LEARNED, ALONE) if any(how in own for own in found.values())]
     ways = ["top", "iid", "distinct", *further]
     columns = {"T": lambda key, own: f"{key[0]:g}"}
     columns |= {"drafter, tokens a round or tree": lambda key, own: key[1]}
@@ -152,6 +154,10 @@ def page(header: dict, lines: list[dict]) -> str:
         f" `{ALONE}`: drawn independently from the laws of the block alone, without what corrects "
         "them, or chooses, by the tokens before."
     ) * (ALONE in further)
+    learned = (
+        f" `{LEARNED}`: each row draws its tokens or takes the most probable ones, whichever was "
+        "accepted more often in its earlier rounds."
+    ) * (LEARNED in further)
     command = shlex.join(["python", "-m", "benchmarks.drawn", *header.get(HEAD, ())])
     command += " --alone" * (ALONE in further)
     return (
@@ -159,7 +165,7 @@ def page(header: dict, lines: list[dict]) -> str:
         f"`{command}`\n\n{facts}.\n\nThe heads of the embedded target on held-out prompts: τ, the "
         "tokens that a round emits, with an interval of 95 % over the prompts. `top`: the most "
         "probable tokens of the head; `iid`: tokens drawn independently from its law; `distinct`: "
-        f"drawn without replacement.{said}\n\n{cells.table(columns, found.items())}\n"
+        f"drawn without replacement.{learned}{said}\n\n{cells.table(columns, found.items())}\n"
         f"{''.join(refused)}"
     )
 

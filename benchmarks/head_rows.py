@@ -6,13 +6,18 @@ import argparse
 from collections.abc import Iterable, Sequence
 
 from specjax import trees
+from specjax.drafters.drawn_or_top import LEARNED
 from specjax.sampling.distribution import Sampling
 from specjax.text.auto_number import auto_policy
 from specjax.text.options import Drafting, Options
 from specjax.text.prepare import prepare
 from specjax.trees import expand
 
-CHAINS = ("top", "iid")  # ways to choose the tokens of a chain; the others are about siblings
+CHAINS = (
+    "top",
+    "iid",
+    LEARNED,
+)  # ways to choose the tokens of a chain; the others are about siblings
 
 
 def named(heads: Sequence[str]) -> dict[str, str]:
@@ -30,9 +35,9 @@ def add_shapes(parser: argparse.ArgumentParser, temperatures: Iterable[float], *
     for name, kind, what in (
         ("lengths", length, "drafted tokens of chains"),
         ("trees", _tree, "trees, such as 3x2x1"),
-        ("siblings", str, "how tokens are chosen above temperature 0; in chains top or iid"),
+        ("siblings", str, f"how tokens are chosen above T = 0; in chains {', '.join(CHAINS)}"),
     ):
-        choices = expand.HOW if name == "siblings" else None
+        choices = (*expand.HOW, LEARNED) if name == "siblings" else None
         default = list(usual.get(name, ()))
         at(f"--{name}", type=kind, nargs="+", choices=choices, default=default, help=what)
 
@@ -89,7 +94,8 @@ def with_siblings(rows: Sequence[dict], siblings: Sequence[str]) -> list[dict]:
     """The rows, those above temperature 0 once for each way to choose tokens, if any is given."""
     found = []
     for row in rows:
-        ways = [how for how in siblings if "tree" in row or how in CHAINS]
+        known = expand.HOW if "tree" in row else CHAINS
+        ways = [how for how in siblings if how in known]
         ways = ways if row["temperature"] else []
         found += [row | {"siblings": how} for how in ways] or [row]
     return found

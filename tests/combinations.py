@@ -16,6 +16,7 @@ from specjax.drafters import (
     Cascade,
     Copying,
     DraftModel,
+    DrawnOrTop,
     ExLlama,
     Fallback,
     Goodput,
@@ -60,6 +61,12 @@ def copying(case):
     """The same with a bonus, which is a malus after some matches."""
     drafter, weights, rules = case
     return Copying(drafter, (1.0, -0.5, 2.0), warm_share=1.0), weights, rules
+
+
+def learned(case):
+    """The same, drawn or with its most probable tokens by what a row's rounds accepted."""
+    drafter, weights, rules = case
+    return DrawnOrTop(drafter, explore=0.2), weights, rules
 
 
 def fallback(case):
@@ -189,6 +196,8 @@ def combinations(model, near, other, small, of_small):
         "copying draft": copying((DraftModel(3, model=model), near, ("block", "coupled"))),
         "copying self": copying((SelfDraft(2, target=model, exit=1), None, ("rejection",))),
         "hybrid copying": hybrid(4, copying((DraftModel(2, model=model), near, ("rejection",)))),
+        "learned draft": learned((DraftModel(1, model=model), near, ("rejection",))),
+        "adaptive learned": adaptive(learned((DraftModel(2, model=model), near, ("block",)))),
         "cascade": cascade(3, COPIES, None),
         "cascade draft": cascade(3, DraftModel(2, model=model), other),
         "cascade suffix": cascade(3, Suffix(num_draft=3, **RASH), None),

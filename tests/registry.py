@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import two_vocabularies
 from block_lines import block_lines
-from combinations import RASH, TREE, adaptive, combinations, copying, fallback, hybrid
+from combinations import RASH, TREE, adaptive, combinations, copying, fallback, hybrid, learned
 from toys import TreeDrafter, bag, counted, decoder_weights, heads, like, probe, shared, small_layer
 
 from specjax import trees
@@ -347,6 +347,7 @@ def cases(model, params, near=None, other=None):
         "copying medusa": copying(head(Medusa, MedusaConfig, TREE, ("rejection",), picks="iid")),
         "copying eagle3": copying(head(top, eagle3, TREE, ("rejection",), picks="distinct")),
         "adaptive copying": adaptive(copying(head(top, eagle3, trees.Expand(2, 3, 5), rules=()))),
+        "learned p-eagle": learned(head(once, eagle3, (-1, 0), picks="iid", mask_token=0)),
         "p-eagle": head(once, eagle3, TREE, ("rejection",), picks="distinct", mask_token=0),
         "p-eagle dependent": head(
             once, eagle3, TREE, ("rejection",), picks="distinct", mask_token=0, dependency_size=5

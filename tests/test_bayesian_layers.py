@@ -10,7 +10,9 @@ from test_own_layers import PROMPTS, lm  # noqa: F401
 
 import specjax
 from specjax import cli
+from specjax.analysis import bayesian_layers
 from specjax.analysis.bayesian_layers import BayesianSearch, DraftingSpeed, Trial
+from specjax.analysis.timing import timed_run
 from specjax.drafters.confidence_stop import ConfidenceStop
 from specjax.models.sub_network import usual_sets
 from specjax.text.drafter_names import named
@@ -111,9 +113,13 @@ def test_usual_sets_exist_in_every_model():
 
 
 @pytest.mark.usefixtures("one_trace")
-def test_all_sets_are_measured_by_one_program(lm):  # noqa: F811
+def test_all_sets_are_measured_by_one_program(lm, monkeypatch):  # noqa: F811
     speed = DraftingSpeed(lm, PROMPTS, 8, 3, ConfidenceStop(threshold=0.8))
     assert all(speed(skip) > 0 for skip in ((), ("attention.1",), ("mlp.0", "mlp.2")))
+    monkeypatch.setattr(bayesian_layers, "timed_run", lambda work: (9.0, 0.5, timed_run(work)[2]))
+    assert speed(()) == 7 / 0.5  # of 8 tokens the reading of the prompt emits the first
+    with pytest.raises(ValueError, match="max_new_tokens=1: give at least 2"):
+        DraftingSpeed(lm, PROMPTS, 1, 3, ConfidenceStop(threshold=0.8))
 
 
 def test_the_command_measures_saves_and_the_drafter_reads_it(tmp_path, capsys, optuna):

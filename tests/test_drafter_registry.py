@@ -275,6 +275,7 @@ WRAPPERS = {
     "fallback": lambda inner: drafters.Fallback(first=drafters.SAM(num_draft=2), inner=inner),
     "cascade": lambda inner: drafters.Cascade(drafters.DraftModel(2, model=bag(11, 3)[0]), inner),
     "copying": drafters.Copying,
+    "drawn-or-top": drafters.DrawnOrTop,
     "horizontal": lambda inner: drafters.Horizontal(drafters=(inner, drafters.NGram(2))),
     "union": lambda inner: drafters.Union(drafters=(drafters.NGram(2), inner)),
     "synthetic": lambda inner: drafters.Synthetic(2, 0.5, inner),

@@ -387,7 +387,7 @@ def test_a_path_is_taken_for_heads_though_its_config_may_be_a_models(name, targe
 
 def test_what_a_config_of_speculators_leaves_out_has_the_packages_default(target, tmp_path):
     usual = {
-        "dspark_speculators": dict(sample_from_anchor=None, markov_head_type=None),
+        "dspark_speculators": dict(enable_confidence_head=None, markov_head_type=None),
         "dflash2_speculators": dict(sliding_window_non_causal=None, conv_kernel_size=None),
         "xpress_speculators": dict(sample_from_anchor=None, xpress_mlp_ratio=None),
     }

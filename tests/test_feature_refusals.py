@@ -131,6 +131,11 @@ ROPES = {
         (SPARK, {"mask_token_id": None}, {}, "lacks mask_token_id"),
         (SPARK, {"block_size": "5"}, {}, "block_size='5': it must be a whole number"),
         (SPARK, {"sample_from_anchor": 1}, {}, "sample_from_anchor=1: it must be true or false"),
+        (SPARK, {"sample_from_anchor": None}, {}, "lacks sample_from_anchor, and programs do not"),
+        (SPARK, {"confidence_bias": 1}, {}, "config.json: confidence_bias=1 is not understood"),
+        ("dflash", {"residual_scale": 2}, {}, "config.json: residual_scale=2 is not understood"),
+        ("speculators", {"norm_twice": True}, {}, "config.json: norm_twice=True is not understood"),
+        ("dflash", {}, {"markov_head.markov_w1.weight": OTHER}, "markov_head.markov_w1.weight: he"),
         (SPARK, {"draft_vocab_size": 25}, {}, "draft_vocab_size=25: it must be at least 1"),
         (SPARK, {}, {"d2t": None}, "draft_vocab_size=16 of 24, but the file has no d2t"),
         (SPARK, {}, {"lm_head.weight": OTHER[:16]}, "lm_head.weight .*a copy of a table"),
@@ -299,16 +304,19 @@ def test_a_size_that_differs_is_named_before_the_fingerprint(target, tmp_path):
 
 
 def test_a_file_that_names_another_target_on_the_hub_is_read_with_a_warning(target, tmp_path):
-    def named(theirs, ours):
+    def named(theirs, ours, source="eagle3"):
         config = {"speculators_config": {"verifier": {"name_or_path": theirs}}}
-        edited(tmp_path, "eagle3", config)
+        if source == DEEPSPEC:
+            config = {"target_model_name_or_path": theirs}
+        edited(tmp_path / source, source, config)
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
-            specjax.load_drafter(tmp_path, dataclasses.replace(target, name=ours))
-        return [str(one.message) for one in found if "verifier" in str(one.message)]
+            specjax.load_drafter(tmp_path / source, dataclasses.replace(target, name=ours))
+        return [str(one.message) for one in found if "drafts for" in str(one.message)]
 
-    (message,) = named("Owner/Model-8B", "owner/other-8b")
-    assert "drafts for Owner/Model-8B" in message and "the target is owner/other-8b" in message
+    for source in ("eagle3", DEEPSPEC):
+        (message,) = named("Owner/Model-8B", "owner/other-8b", source)
+        assert "drafts for Owner/Model-8B" in message and "target is owner/other-8b" in message
     for theirs, ours in (
         ("Owner/Model-8B", "copies/model-8b"),
         ("/home/me/other", "owner/model"),

@@ -28,6 +28,7 @@ from specjax.models import CausalLM
 from specjax.models.contrastive import Contrastive
 from specjax.sampling import processors
 from specjax.text import drafter_names, task
+from specjax.text.options import Options
 
 pytest_plugins = ["pairs"]
 NGRAMS = [("ngram", 1), ("ngram", 2), ("ngram", 3)]
@@ -369,7 +370,7 @@ def test_ctrl_c_ends_the_measuring_with_what_is_known(pair):
         (dict(max_new_tokens=10_000), "do not fit into the context"),
         (dict(max_new_tokens=1), "max_new_tokens=1: reading a prompt emits its first token"),
         (dict(drafting=specjax.Drafting(num=3)), "give num_drafts"),
-        (dict(drafting=specjax.Drafting(sibling_sampling="iid")), "chains, which have no siblings"),
+        (dict(drafting=specjax.Drafting(sibling_sampling="iid")), "'ngram' draws no siblings"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_before_anything_compiles(bad, said, pair, monkeypatch):
@@ -390,6 +391,19 @@ def test_a_plan_takes_the_names_of_drafters_that_generate_takes(pair, folders):
     assert isinstance(found["medusa"], HeadLM) and isinstance(found["draft"], specjax.LM)
     folder = str(folders["draft"])
     assert api._named(pair[0], folder)[folder].fingerprint == pair[1].fingerprint
+
+
+def test_tokens_are_chosen_as_asked_and_the_options_say_so(pair, heads):
+    for asked, own in (("top", "top"), (None, "iid")):
+        drawn = specjax.Sampling(temperature=1.0)
+        drafting = specjax.Drafting(sibling_sampling=asked)
+        common = Options(drafting=drafting, sampling=drawn, max_new_tokens=8)
+        survey = measure.Survey(pair[0], PROMPTS, 1, {"heads": heads}, [2], common)
+        assert survey.jobs["heads", 2][0].drafter.sibling_sampling == own
+    found = made(candidate("heads"), sibling_sampling="top")
+    assert found.options["drafting"] == specjax.Drafting(num=3, sibling_sampling="top")
+    assert found.as_json()["options"]["sibling_sampling"] == "top"
+    assert "sibling_sampling" not in made(candidate("heads")).as_json()["options"]
 
 
 def test_what_cannot_be_set_back_is_refused_before_anything_runs(pair):

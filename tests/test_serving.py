@@ -176,6 +176,7 @@ OTHER = {
         r"other prompt and options \(prompt='\d+ tokens, \w+' then, prompt='",
     ),
     "fewer prompts": ({}, RAGGED[:1], "not among the prompts"),
+    "id": ({}, [{**RAGGED[0], "id": ["b"]}, *RAGGED[1:]], r"id=None, and .* id=\['b'\] now"),
 }
 
 

@@ -235,8 +235,10 @@ def test_what_is_saved_is_loaded_again_with_its_passes(lm, tmp_path):
         ({"steps": "two"}, "steps='two': it must be a whole number"),
         ({"steps": True}, "steps=True: it must be a whole number"),
         ({"order": "any"}, "order='any': accepted are left-to-right, confidence"),
+        ({"tempo": 2}, "specdiff_config: tempo=2 is not understood"),
+        (7, "specdiff_config=7: it must be an object"),
     ):
-        own = written["specdiff_config"] | wrong
+        own = written["specdiff_config"] | wrong if isinstance(wrong, dict) else wrong
         (tmp_path / "config.json").write_text(json.dumps(written | {"specdiff_config": own}))
         with pytest.raises(ValueError, match=words):
             specjax.load_drafter(tmp_path, lm)

@@ -51,6 +51,7 @@ QUICK = {
     "test_draft_ahead.py",
     "test_draft_length.py",
     "test_drafter_registry.py",
+    "test_drawn_or_top.py",
     "test_dspark.py",
     "test_edges.py",
     "test_engine_audit.py",

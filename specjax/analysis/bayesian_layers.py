@@ -3,7 +3,9 @@
 Each trial proposes a set of skipped sublayers, lets the other sublayers draft for the target on a
 few prompts, one after the other, and measures
 
-    tokens a second = emitted tokens / seconds of all rounds     (prompts are read before).
+    tokens a second = tokens of all rounds / seconds of all rounds.
+
+The prompts are read before, and the first token of a text comes from that reading.
 
 The sublayers are switched by an array (``drafters.SwitchedSelfDraft``), so that one compiled
 program runs all sets. The first trials run a few usual sets; each later one asks optuna's
@@ -65,7 +67,7 @@ class DraftingSpeed:
     Args:
       lm: a decoder-only model from ``specjax.load``.
       prompts: see ``generate``; they are decoded one after the other.
-      max_new_tokens: the length of each text in tokens.
+      max_new_tokens: the length of each text in tokens, at least 2.
       num_draft: the most tokens that a round drafts.
       stop: where a chain ends, or None.
 
@@ -77,6 +79,8 @@ class DraftingSpeed:
         self, lm: LM, prompts: Prompts, max_new_tokens: int, num_draft: int, stop: ConfidenceStop
     ):
         target = decoder_of(lm)
+        if max_new_tokens < 2:
+            raise ValueError(f"max_new_tokens={max_new_tokens}: give at least 2")
         self.drafter = SwitchedSelfDraft(num_draft=num_draft, target=target, stop=stop)
         self.lm, self.prompts = lm, prompt_ids(lm, prompts)
         longest = max(map(len, self.prompts))
@@ -105,7 +109,8 @@ class DraftingSpeed:
         for work in self.works:
             work = dataclasses.replace(work, params=work.params | {"drafter": own})
             _, spent, state = timed_run(work)
-            tokens += int(np.sum(sharding.gather(state.length))) - len(work.prompts[0])
+            begun = len(work.prompts[0]) + 1  # the reading of the prompt emitted one token
+            tokens += int(np.sum(sharding.gather(state.length))) - begun
             seconds += spent
         return tokens / seconds
 
@@ -156,7 +161,7 @@ class BayesianSearch:
         self.journal = None if journal is None else Path(journal)
         texts = json.dumps([list(map(int, prompt)) for prompt in prompt_ids(lm, prompts)])
         self._about = {
-            "search": "bayesian",
+            "search": "bayesian, tokens of rounds",  # journals that counted one more say less
             "fingerprint": lm.fingerprint,  # with the quantization, which decides the speed
             "dtype": str(lm.dtype),
             "mesh": None if lm.mesh is None else dict(lm.mesh.shape),

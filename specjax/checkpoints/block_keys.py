@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..models.config import DecoderConfig
-from .flat_keys import not_understood
+from .flat_keys import TARGETS, check_flat, not_understood
 from .weights import flags_of
 
 LABELS = {"shift_label": None, "sample_from_anchor": None}  # two names of ``from_root``
@@ -117,9 +117,16 @@ def only_value(said: Mapping[str, Any]) -> Any:
     return values[0] if values else None
 
 
-def check_known(config: Mapping, own: Mapping, known: set[str], projectors) -> None:
-    """Raises ValueError for keys of ``dflash_config`` that are not known, and for values that mean
-    another architecture."""
+def check_known(config: Mapping, own: Mapping, known: set[str], projectors, part: str) -> None:
+    """Raises ValueError for keys that are not known, and for values that mean another architecture.
+
+    Args:
+      config: the file's.
+      own: the part of it that is about blocks.
+      known: keys that the layout reads itself.
+      projectors: what ``projector_type`` may be.
+      part: the key of ``own`` in ``config``.
+    """
     kind = in_either(config, own, "projector_type")
     if kind is not None and kind not in projectors:
         raise ValueError(
@@ -130,14 +137,15 @@ def check_known(config: Mapping, own: Mapping, known: set[str], projectors) -> N
     for key, accepted in ONLY.items():
         if key in given and given[key] not in accepted:
             raise ValueError(
-                f"dflash_config: {key}={given[key]!r} is not supported; accepted: "
+                f"{part}: {key}={given[key]!r} is not supported; accepted: "
                 f"{', '.join(map(repr, accepted))}"
             )
     check_outside(config, known={*known, *OUTSIDE_READ})
     unknown = [key for key in given if key not in {*READ, *ONLY}]
     if unknown:
         first, all_known = unknown[0], {*READ, *ONLY, *known}
-        raise not_understood("dflash_config", first, given[first], "Known are", all_known)
+        raise not_understood(part, first, given[first], "Known are", all_known)
+    check_flat(config, {part, *READ, *ONLY, *OUTSIDE, *known, *TARGETS})
 
 
 def check_outside(

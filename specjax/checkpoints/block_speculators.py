@@ -6,7 +6,8 @@ kind, ``transformer_layer_config`` is the config of the layers; beside it are ``
 ``draft_vocab_size``, ``sliding_window_non_causal`` (whether places see both ways in layers with a
 window) and ``sample_from_anchor``, in other files ``shift_label`` (whether each place says the
 token after it, so that the root's drafts too). What a config leaves out has the default of the
-classes of speculators 0.9.
+classes of speculators 0.9, but a DSpark file must have ``sample_from_anchor``: the default of the
+package is true, older files were trained with false, and programs read them either way.
 
 The tensors are those of the authors' layouts (``dflash.py``, ``dspark.py``, ``dflash2.py``), but
 that the refiner of XPress has other names::
@@ -35,6 +36,7 @@ from ..drafters.dspark import DSpark, DSparkConfig
 from ..drafters.xpress import XPress, XPressConfig
 from . import block_keys, dflash, dflash2, dspark, eagle3, xpress
 from .eagle3_speculators import proposals
+from .flat_keys import check_speculators
 from .layers import layer_hf, rope_of
 from .weights import check_integers, flags_of, tensors_of
 
@@ -55,9 +57,24 @@ KEYS = (
         "sample_from_anchor": "from_root",
     }
 )
-FROM_ROOT = ("dspark",)  # the kinds whose default is ``sample_from_anchor: true``
-BOTH_WAYS = ("dflash2",)  # likewise of ``sliding_window_non_causal``
+BOTH_WAYS = ("dflash2",)  # the kinds whose default is ``sliding_window_non_causal: true``
 BLOCK_SIZE = 8
+READ = (  # of any kind
+    "aux_hidden_state_layer_ids",
+    "block_size",
+    "confidence_head_with_markov",
+    "enable_confidence_head",
+    "markov_head_type",
+    "markov_rank",
+    "mask_token_id",
+    "num_jacobi_passes",
+    "sliding_window_non_causal",
+    "xpress_mlp_ratio",
+    "xpress_rank",
+    *dflash2.KEYS,
+    *block_keys.LABELS,
+    *block_keys.OUTSIDE,
+)
 REFINER = {
     "token_embed.weight": "w1.weight",
     "mix_l": "mix.L",
@@ -151,6 +168,7 @@ def _block(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
     block_keys.check_outside(config, known, where)
     merged = rope_of(config) | inner | own
     layers, said = dflash.layers_of(merged, own, tensors, target, typed=True)
+    check_speculators(config, READ)
     size = config.get("target_hidden_size")
     if size not in (None, layers.hidden_size):
         raise ValueError(
@@ -158,6 +176,14 @@ def _block(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
             f"is {layers.hidden_size} wide"
         )
     from_root = block_keys.drafts_from_root(config, config)
+    if from_root is None and kind == "dspark":
+        raise ValueError(
+            "the config.json lacks sample_from_anchor, and programs do not agree on what that "
+            "means: write true into it if every place was trained to say the token after it, so "
+            "that the root's drafts too, and false if the root's place says nothing (so it is in "
+            "files of speculators of before July 2026); with the wrong one hardly a draft is "
+            "accepted"
+        )
     both_ways = flags_of(config, sliding_window_non_causal=kind in BOTH_WAYS)
     few: Any = config.get("draft_vocab_size")
     if few is None:  # the file knows better than the package's default, 32,000
@@ -166,7 +192,7 @@ def _block(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
     return said | dict(
         layers=layers,
         target_layers=_states(config, target),
-        from_root=kind in FROM_ROOT if from_root is None else from_root,
+        from_root=bool(from_root),
         causal=False if both_ways["sliding_window_non_causal"] else None,
         draft_vocab_size=None if few == layers.vocab_size else few,
     )

@@ -14,8 +14,9 @@ says that a token of the block attends only to tokens before it; JetSpec's files
 There are two conventions for what a place of a block says, which are not interchangeable: the token
 in it, so that the root's place says nothing (the authors'), or the token after it, so that the
 root's place drafts too. ``shift_label`` (SpecForge) or ``sample_from_anchor`` (speculators) is true
-for the second; without either it is the first. Other keys of ``dflash_config`` than those of
-``block_keys.READ`` and ``ONLY``, and those of a drafter's own layout, are refused.
+for the second; without either it is the first. Other keys than those of ``block_keys.READ`` and
+``ONLY``, those of a drafter's own layout, and beside ``dflash_config`` those of Qwen3's config, are
+refused.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ TABLES = {"embed_tokens.weight": embedding_table, LM_HEAD: head_table}
 KEYS = {"mask_token_id": "mask_token"}  # whose attribute has another name
 _MASK = "mask_embedding.pt"  # vLLM's name
 HEADS = ("candidate_selector.", "prefix_gru.", "logit_head.", "xpress_head.", "lilicorr.")
+_DSPARKS = ("markov_head.", "confidence_head.")
 _UNUSED = "rotary_emb.inv_freq"
 
 
@@ -61,6 +63,12 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
+    if wrong := [name for name in tensors if name.startswith(_DSPARKS)]:
+        raise ValueError(
+            f"{wrong[0]}: heads of DSpark are read from files of DeepSpec, whose config is flat, "
+            "and of speculators; beside a dflash_config programs do not agree on which token the "
+            "root's place says: convert the file with the program that trained the drafter"
+        )
     said = shape_of(config, tensors, target)
     with file_keys(KEYS):
         shape = BlockConfig(**said)
@@ -75,6 +83,7 @@ def shape_of(
     known: Iterable[str] = (),
     projectors: tuple[str, ...] = block_keys.PROJECTORS,
     can_draft_from_root: bool = True,
+    part: str = "dflash_config",
 ) -> dict[str, Any]:
     """The arguments of ``BlockConfig``.
 
@@ -85,14 +94,15 @@ def shape_of(
       known: keys of ``dflash_config`` that the layout reads itself.
       projectors: what ``projector_type`` may be in the layout.
       can_draft_from_root: whether the place of the root may draft in the layout.
+      part: the key of the part of the config that is about blocks.
 
     Raises:
       ValueError: a key is missing, of another kind or not known; or the file is one of another
         target.
     """
     count = target.target.num_layers
-    own = block_keys.own_part(config)
-    block_keys.check_known(config, own, {*known}, projectors)
+    own = block_keys.own_part(config, part)
+    block_keys.check_known(config, own, {*known}, projectors, part)
     from_root = block_keys.drafts_from_root(config, own)
     if from_root and not can_draft_from_root:
         key = next(key for key in block_keys.LABELS if block_keys.in_either(config, own, key))

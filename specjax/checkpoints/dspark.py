@@ -28,7 +28,7 @@ from ..drafters.block import BlockConfig, BlockDrafter
 from ..drafters.dspark import DSpark, DSparkConfig
 from ..models.quantize import is_quantized
 from . import block_keys, dflash
-from .flat_keys import check_flat
+from .flat_keys import TARGETS, check_flat
 from .layers import layer_hf
 from .weights import check_integers, flags_of, tensors_of
 
@@ -48,10 +48,8 @@ READ = (  # beside the keys of the layers
     "markov_rank",
     "mask_token_id",
     "num_anchors",
-    "num_target_layers",
     "target_layer_ids",
-    "target_model_name_or_path",
-    "target_model_type",
+    *TARGETS,
 )
 TEMPERATURES = "confidence_temperatures"
 NUM_ANCHORS = 512  # of training; the authors' code refuses a config without the key

@@ -56,9 +56,9 @@ DRAFTER, WEIGHTS_FILE = Eagle3, "model"
 DEPENDENT = "DependentPEagleDraftModel"
 _EMBEDDING = "embed_tokens.weight"
 _BLANK = "mask_hidden"
-_MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
+MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
 _MAPS = ("d2t", "t2d")
-_IDS = "eagle_aux_hidden_state_layer_ids"
+IDS = "eagle_aux_hidden_state_layer_ids"
 _DEEPSPECS = ("target_layer_ids", "ttt_length")
 _OLD_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")  # of fc_norm, in older SGLang
 
@@ -103,7 +103,7 @@ def load(config: Mapping, tensors: Mapping, target, *, typed: bool = False):
     flags = flags_of(config, norm_before_residual=False, norm_output=False)
     dependency = config.get("dependency_size") or 0
     check_integers(dependency_size=dependency)
-    mask = next((key for key in _MASKS if config.get(key) is not None), _MASKS[0])
+    mask = next((key for key in MASKS if config.get(key) is not None), MASKS[0])
     with file_keys({mask: "mask_token", "target_hidden_size": "feature_size"}):
         shape = Eagle3Config(
             layer=layer,
@@ -176,7 +176,7 @@ def options(drafter: Eagle3) -> dict:
         "norm_before_fc": shape.fc_norm == "whole",
         "fc_norm": shape.fc_norm == "each",
         "norm_output": shape.normed_output,
-        _IDS: list(layers),
+        IDS: list(layers),
     }
     if layers != tuple(sorted({*layers})):
         raise ValueError(
@@ -184,12 +184,12 @@ def options(drafter: Eagle3) -> dict:
             "once; train a head on ascending ones"
         )
     if shape.mask_token is not None:
-        config |= dict.fromkeys(_MASKS, shape.mask_token)
+        config |= dict.fromkeys(MASKS, shape.mask_token)
     if shape.feature_size != shape.hidden_size:
         config["target_hidden_size"] = shape.feature_size
     if layers != unsaid_layers(drafter.target.num_layers):
         ids = [i - 1 for i in layers]
-        config["eagle_config"] = {"use_aux_hidden_state": True, _IDS: ids}
+        config["eagle_config"] = {"use_aux_hidden_state": True, IDS: ids}
     return config
 
 
@@ -256,22 +256,22 @@ def target_layers(config: Mapping, target) -> tuple[int, ...]:
       ValueError: the target lacks one of them, or the config contradicts itself.
     """
     count = target.target.num_layers
-    inside, ids = (config.get("eagle_config") or {}).get(_IDS), config.get(_IDS)
+    inside, ids = (config.get("eagle_config") or {}).get(IDS), config.get(IDS)
     for given in (inside, ids):
         if given and not (isinstance(given, list) and all(type(i) is int for i in given)):
-            raise ValueError(f"{_IDS}={given!r}: it must be a list of whole numbers")
+            raise ValueError(f"{IDS}={given!r}: it must be a list of whole numbers")
     if inside:
         shifted = [i + 1 for i in inside]
         if ids and sorted(ids) != sorted(shifted):
             raise ValueError(
-                f"{_IDS}={ids} counts hidden states from 0, the embeddings, and eagle_config's "
+                f"{IDS}={ids} counts hidden states from 0, the embeddings, and eagle_config's "
                 f"{inside} layers from 0, which makes {shifted}: they contradict each other; "
                 "delete the wrong one"
             )
         ids = shifted
     layers = tuple(sorted(ids or unsaid_layers(count)))
     if len({*layers}) < len(layers) or not all(0 <= i <= count for i in layers):
-        told = f"{_IDS}={list(inside or ids)}" if ids else f"no {_IDS}, so {list(layers)}"
+        told = f"{IDS}={list(inside or ids)}" if ids else f"no {IDS}, so {list(layers)}"
         raise ValueError(
             f"{told}: {target.name} has {count} layers, its hidden states are 0, the embeddings, "
             f"to {count}, each read once; load the target that the head belongs to"
@@ -320,7 +320,7 @@ def _mask(config: Mapping, tensors: Mapping, size: int) -> int | None:
     Raises:
       ValueError: the file has the token without ``mask_hidden`` or the reverse, or it is misshapen.
     """
-    given = {key: config[key] for key in _MASKS if config.get(key) is not None}
+    given = {key: config[key] for key in MASKS if config.get(key) is not None}
     check_integers(**given)
     said = {*given.values()}
     if len(said) > 1:
@@ -333,7 +333,7 @@ def _mask(config: Mapping, tensors: Mapping, size: int) -> int | None:
     if len(said) != 1 or _BLANK not in tensors:
         raise ValueError(
             f"a P-EAGLE head has {_BLANK} among its weights ({'yes' if _BLANK in tensors else 'no'}"
-            f" here) and one id of a mask in its config ({', '.join(_MASKS)}; here "
+            f" here) and one id of a mask in its config ({', '.join(MASKS)}; here "
             f"{sorted(said) or 'none'}): give both, or neither for an EAGLE-3 head"
         )
     found = tensors[_BLANK].shape

@@ -29,7 +29,7 @@ from ..drafters.eagle3 import Eagle3, Eagle3Config
 from ..models.quantize import is_quantized
 from . import eagle3
 from .dflash import TABLES
-from .flat_keys import check_flat
+from .flat_keys import TARGETS, check_flat
 from .layers import layer_config, layer_hf
 from .weights import check_copy, check_integers, check_sizes, params_of, tensors_of
 
@@ -39,12 +39,10 @@ ARCHITECTURE = "Qwen3Eagle3Model"
 STEP_LOSS_DECAY = 0.8  # of the authors' training; their code refuses a config without the key
 READ = (  # beside the keys of the layer
     "draft_num_hidden_layers",
-    "num_target_layers",
     "step_loss_decay",
     "target_layer_ids",
-    "target_model_name_or_path",
-    "target_model_type",
     "ttt_length",
+    *TARGETS,
 )
 _FIRST = "layers.0."
 _ABSENT = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")  # in their code

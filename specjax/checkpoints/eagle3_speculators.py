@@ -19,12 +19,25 @@ from ..drafters.eagle3 import Eagle3
 from ..models.causal_lm import CausalLM
 from ..models.translate import family_of
 from . import eagle3
+from .flat_keys import check_speculators
 from .layers import layer_hf, rope_of
 from .weights import check_integers
 
 DESCRIPTION = "speculators' of EAGLE-3 and P-EAGLE (speculators_model_type: eagle3, peagle)"
 DRAFTER, WEIGHTS_FILE = Eagle3, "model"
 KINDS = (("eagle3", "Eagle3DraftModel"), ("peagle", "PEagleDraftModel"))
+READ = (  # beside those that all files of speculators have
+    "eagle_config",
+    "embed_requires_grad",
+    "fc_norm",
+    "norm_before_fc",
+    "norm_before_residual",
+    "norm_output",
+    "use_aux_hidden_state",
+    "use_aux_norm",
+    eagle3.IDS,
+    *eagle3.MASKS,
+)
 _NO_DEPENDENCY = (
     "no other program that reads speculators' layout knows depths that read the draft; the layout "
     "'eagle3' holds such heads"
@@ -41,6 +54,7 @@ def load(config: Mapping, tensors: Mapping, target):
         raise ValueError("the config.json of a speculator lacks transformer_layer_config")
     if config.get("dependency_size"):
         raise ValueError(f"dependency_size={config['dependency_size']}: {_NO_DEPENDENCY}")
+    check_speculators(config, READ, inside=("fc_norm",))
     own = {key: value for key, value in config.items() if key not in ("model_type", "vocab_size")}
     drafter, params = eagle3.load(own | rope_of(config) | layer, tensors, target, typed=True)
     return _trained(drafter, config), params

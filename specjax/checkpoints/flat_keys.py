@@ -1,8 +1,9 @@
-"""Keys of a flat ``config.json``: those of Qwen3 or Llama, those of the layout, and no others.
+"""Keys of a ``config.json``: those of Qwen3 or Llama, those of the layout, and no others.
 
-DeepSpec's configs are a copy of the target's config, of which some keys are changed and to which
-the drafter's are added. So a key that is in neither may mean something to a program that this
-project does not know, and is refused.
+The configs of most layouts are a copy of a model's config, of which some keys are changed and to
+which the drafter's are added. So a key that is in neither may mean something to a program that this
+project does not know, and is refused. In speculators' configs the copy stands in
+``transformer_layer_config``.
 """
 
 from __future__ import annotations
@@ -52,11 +53,26 @@ QWEN3 = (  # and Llama's: what transformers writes, in versions 4 and 5
     "use_sliding_window",
     "vocab_size",
 )
+TARGETS = (  # about the target, in several layouts
+    "num_target_layers",
+    "target_model_name_or_path",
+    "target_model_type",
+)
+SPECULATORS = (  # in all kinds of files of speculators
+    "draft_vocab_size",
+    "has_no_defaults_at_init",
+    "speculators_config",
+    "speculators_model_type",
+    "speculators_version",
+    "target_hidden_size",
+    "transformer_layer_config",
+)
 OWN = ("base_model_name_or_path", "mlp_bias", "qkv_bias", "specjax")  # what this project writes
 
 
-def check_flat(config: Mapping, known: Collection[str]) -> None:
-    """Raises ValueError for a key that is in neither ``QWEN3`` nor ``known``, those of the layout.
+def check_flat(config: Mapping, known: Collection[str] = (), place: str = "config.json") -> None:
+    """Raises ValueError for a key that is in neither ``QWEN3`` nor ``known``, those of the layout;
+    ``place``: where the keys stand.
 
     Keys whose value is null say nothing, and names that begin with an underscore are transformers'
     own notes.
@@ -64,8 +80,18 @@ def check_flat(config: Mapping, known: Collection[str]) -> None:
     accepted = {*QWEN3, *OWN, *known}
     for key, value in config.items():
         if value is not None and key not in accepted and not key.startswith("_"):
-            are = "Known, beside the keys of Qwen3's config, are"
-            raise not_understood("config.json", key, value, are, known)
+            are = "Known, beside the keys of Qwen3's config, are" if known else "Known are"
+            raise not_understood(place, key, value, are, known or accepted)
+
+
+def check_speculators(
+    config: Mapping, known: Collection[str], inside: Collection[str] = ()
+) -> None:
+    """As ``check_flat``, of a file of speculators; ``inside``: further keys of the config of its
+    layers."""
+    part = "transformer_layer_config"
+    check_flat(config, {*SPECULATORS, *known})
+    check_flat(config[part], inside, part)
 
 
 def not_understood(place: str, key: str, value, are: str, known: Iterable[str]) -> ValueError:

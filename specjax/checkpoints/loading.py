@@ -32,6 +32,7 @@ _CONFIG_KEYS += ("specdiff_", "spire_", "draft_vocab_size", "speculators_", "mar
 _OBJECTS = (  # keys whose values are objects in all layouts
     "dflash_config",
     "eagle_config",
+    "specdiff_config",
     "specjax",
     "speculators_config",
     "transformer_layer_config",
@@ -185,19 +186,21 @@ def holds_heads(name: str | os.PathLike, config: dict) -> bool:
 
 
 def _warn_of_verifier(name: str, config: dict, target: LM) -> None:
-    """Warns where a config of the package speculators names another target on the hub. Nothing is
-    refused: the target may be a copy under another name, or a fine-tuned one."""
-    said = config.get("speculators_config")
+    """Warns where a config of the package speculators or of DeepSpec names another target on the
+    hub. Nothing is refused: the target may be a copy under another name, or a fine-tuned one."""
+    said, where = config.get("speculators_config"), "speculators_config.verifier"
     verifier = said.get("verifier") if isinstance(said, dict) else None
     meant = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    if meant is None:
+        where = "target_model_name_or_path"
+        meant = config.get(where)
     if not isinstance(meant, str) or not target.loaded or Path(target.name).exists():
         return
     names = [one.casefold().split("/") for one in (meant, target.name)]
     if all(len(parts) == 2 for parts in names) and names[0][1] != names[1][1]:
         warnings.warn(
-            f"{name}: its config.json says that it drafts for {meant} "
-            f"(speculators_config.verifier), and the target is {target.name}: of another model's "
-            "heads few drafts are accepted",
+            f"{name}: its config.json says that it drafts for {meant} ({where}), and the target "
+            f"is {target.name}: of another model's heads few drafts are accepted",
             stacklevel=callers.outside(),
         )
 

@@ -9,7 +9,7 @@ import sys
 import specjax
 
 from ..drafters import registry
-from .options import DTYPE, INTERRUPTED, add_quantize, set_up
+from .options import DTYPE, INTERRUPTED, add_filters, add_quantize, set_up
 from .prompts import read_prompts
 
 
@@ -64,6 +64,13 @@ def add(commands) -> None:
         "--max-new-tokens", type=int, default=64, help="new tokens of a text, 64 by default"
     )
     p.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    add_filters(p)
+    p.add_argument(
+        "--sibling-sampling",
+        choices=["top", "iid"],
+        help="above temperature 0, draft the most probable tokens (top) or draw each token (iid, "
+        "as draft models and heads do by default)",
+    )
     p.add_argument("--dtype", help=DTYPE)
     add_quantize(p)
     p.add_argument(
@@ -83,6 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Measures, and prints the candidates and the choice; returns the exit code."""
     from rich.console import Console
 
+    names = ("temperature", "top_k", "top_p", "min_p")
+    values = {name: getattr(arguments, name) for name in names}
+    given = {name: value for name, value in values.items() if value is not None}
     prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
     lm = set_up(arguments)
     with Console(stderr=True).status("planning") as status:  # shown on terminals only
@@ -92,7 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
             drafters=arguments.drafter,
             num_drafts=arguments.num_draft,
             batches=arguments.batch,
-            sampling=specjax.Sampling(temperature=arguments.temperature),
+            drafting=specjax.Drafting(sibling_sampling=arguments.sibling_sampling),
+            sampling=specjax.Sampling(**given),
             max_new_tokens=arguments.max_new_tokens,
             verify=arguments.verify,
             progress=status.update,

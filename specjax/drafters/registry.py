@@ -209,6 +209,12 @@ for _entry in (
         "words",
         kind="wrapper",
     ),
+    Entry(
+        "drawn-or-top",
+        ".drawn_or_top:DrawnOrTop",
+        "what another drafter draws or its most probable tokens, whichever was accepted more often",
+        kind="wrapper",
+    ),
     Entry("horizontal", ".horizontal:Horizontal", "several drafters in turn", kind="wrapper"),
     Entry("union", ".union:Union", "what several drafters propose, as one tree", kind="wrapper"),
     Entry(

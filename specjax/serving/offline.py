@@ -8,6 +8,7 @@ compiled programs serve all prompts, whatever the lengths of prompts and texts.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from ..text.options import Options, SharedOptions, options_from, takes
 from ..text.prepare import seed_key
 from . import jsonl_input
 from .identity import made_with
-from .jsonl_input import NEUTRAL, Broken
+from .jsonl_input import NEUTRAL, Broken, Prompt
 from .jsonl_output import OutputFile
 from .scheduler import Continuous, Row
 
@@ -148,8 +149,8 @@ def serve_offline(
 
     Raises:
       ValueError: before anything is compiled: too many prompts are broken, an option is wrong,
-        or the output was made with another model, other prompts or other options, or another
-        process writes to it.
+        or the output was made with another model, other prompts, other ids or other options, or
+        another process writes to it.
 
     Example::
 
@@ -188,7 +189,21 @@ def serve_offline(
     if isinstance(prompts, str | os.PathLike) and _are_one(prompts, options.output):
         raise ValueError(f"output {os.fspath(options.output)} is the file of the prompts")
     with OutputFile(options.output, made_with(lm, found, asked)) as file:
+        _check_ids(file, found)
         return _serve(lm, found, broken, file, *common)
+
+
+def _check_ids(file: OutputFile, prompts: list[Prompt]) -> None:
+    """Raises ValueError where a line of an earlier run has another ``"id"`` than its prompt has:
+    whoever joins the lines by their ids would give that text to another prompt."""
+    for prompt in prompts:
+        old = file.there.get(prompt.index, {}).get("id")
+        if prompt.index in file.there and old != json.loads(json.dumps(prompt.id)):
+            raise ValueError(
+                f"output {file.name} has the text of prompt {prompt.index} with id={old!r}, and "
+                f"that prompt has id={prompt.id!r} now: give the same ids as before, or name "
+                "another output"
+            )
 
 
 def _are_one(*files: str | os.PathLike) -> bool:

@@ -13,6 +13,7 @@ from .. import drafters, trees
 from .._internal.keywords import counted, did_you_mean
 from ..checkpoints import HeadLM, holds_heads, load_drafter
 from ..drafters import registry
+from ..drafters.drawn_or_top import LEARNED
 from ..drafters.heads import HeadDrafter
 from ..drafters.hybrid import drafts_chains
 from ..drafters.registry import DRAFT
@@ -109,6 +110,10 @@ def resolve_drafter(
             raise ValueError("num='auto': the drafter is adaptive already; leave num out")
         adaptive = drafters.Adaptive(inner, policy)
         return adaptive, {"inner": params, "costs": np.ones(len(adaptive.widths), np.float32)}
+    if how == LEARNED:
+        drawn = sibling_sampling.DRAWN
+        inner, params = resolve_drafter(lm, drafter, num_draft, params, tree, drawn)
+        return sibling_sampling.learning(inner), params
     shape = None if tree is None else _checked(tree, num_draft)
 
     def drafts():

@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from .. import acceptance, trees
 from .._internal.keywords import checks_arguments, nearest, takes_fields
 from ..checkpoints import HeadLM
+from ..drafters.drawn_or_top import LEARNED
 from ..models.lm import LM
 from ..sampling.distribution import Sampling
 from ..trees import expand
@@ -57,7 +58,9 @@ class Drafting:
       rule: the acceptance rule, a name in ``specjax.acceptance.RULES`` or a ``specjax.Rule``.
         ``"auto"`` selects a lossless rule that fits the draft.
       sibling_sampling: how the children of a node are chosen above temperature 0: ``"top"``,
-        ``"iid"``, ``"distinct"`` or ``"hub"`` (see the glossary). None: the way that the rule
+        ``"iid"``, ``"distinct"`` or ``"hub"`` (see the glossary), or of chains ``"learned"``:
+        each row draws its tokens or takes the most probable ones, whichever was accepted more
+        often in its earlier rounds (see ``drafters.DrawnOrTop``). None: the way that the rule
         needs; under the rule ``"auto"`` heads draw, ``"iid"`` in a chain and, unless a row is
         greedy, ``"distinct"`` in a static tree. Only draft models, heads and the target's own
         layers draw siblings; a drafter object has its own setting.
@@ -88,10 +91,11 @@ class Drafting:
             shape = trees.as_topology(self.tree)
             if isinstance(self.tree, str) and names_file(self.tree):
                 object.__setattr__(self, "tree", shape)
-        if self.sibling_sampling is not None and self.sibling_sampling not in expand.HOW:
+        known = *expand.HOW, LEARNED
+        if self.sibling_sampling not in (None, *known):
             raise ValueError(
                 f"sibling_sampling={self.sibling_sampling!r} is unknown; known: None, "
-                f"{', '.join(expand.HOW)}"
+                f"{', '.join(known)}"
             )
 
     def __repr__(self) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from .. import acceptance
+from ..drafters.drawn_or_top import LEARNED, DrawnOrTop
 from ..drafters.heads import HeadDrafter
+from ..drafters.hybrid import drafts_chains
 from ..sampling.distribution import Sampling
 from ..types import Drafter
 from .options import Drafting
@@ -33,9 +35,24 @@ def wanted(drafting: Drafting, sampling: Sampling) -> str | None:
     return DRAWN if np.all(np.asarray(sampling.temperature) > 0) else DRAWN_CHAINS
 
 
+def learning(drafter: Drafter) -> DrawnOrTop:
+    """Returns the drafter that learns how to choose the tokens of a chain.
+
+    Raises:
+      ValueError: the drafter drafts trees.
+    """
+    if not drafts_chains(drafter):
+        raise ValueError(
+            f"sibling_sampling={LEARNED!r}: it chooses between one drawn token and the most "
+            f"probable one, and {drafter.name} drafts trees; give num= in place of tree=, or "
+            "another sibling_sampling"
+        )
+    return DrawnOrTop(drafter)
+
+
 def of_model(how: str | None) -> str | None:
     """Returns the setting of a draft model, which draws by itself."""
-    return None if how in (DRAWN, DRAWN_CHAINS) else how
+    return None if how in (DRAWN, DRAWN_CHAINS, LEARNED) else how
 
 
 def of_heads(how: str | None, heads: Drafter) -> str | None:

@@ -58,6 +58,7 @@ class Plan:
         otherwise.
       rule: the acceptance rule, as it was given.
       rule_changes: the rule, if it is approximate, so that drafts change the text; empty otherwise.
+      sibling_sampling: how tokens were chosen above temperature 0, as it was given.
     """
 
     model: str
@@ -72,6 +73,7 @@ class Plan:
     approximate: str = ""
     rule: str | Rule = "auto"
     rule_changes: str = ""
+    sibling_sampling: str | None = None
 
     @property
     def choice(self) -> Candidate:
@@ -89,7 +91,8 @@ class Plan:
         best = self.choice
         if best.drafter == PLAIN:
             return {"drafter": PLAIN}
-        drafting = Drafting(num=best.num_draft or None, rule=self.rule)
+        how = self.sibling_sampling
+        drafting = Drafting(num=best.num_draft or None, rule=self.rule, sibling_sampling=how)
         return {"drafter": best.drafter, "drafting": drafting}
 
     @property
@@ -168,6 +171,8 @@ class Plan:
             options["num_draft"] = self.choice.num_draft
         if self.choice.drafter != PLAIN and rule != "auto":
             options["rule"] = rule
+        if self.choice.drafter != PLAIN and self.sibling_sampling is not None:
+            options["sibling_sampling"] = self.sibling_sampling
         return plain(facts | {"choice": chosen, "options": options, "verdict": self.verdict})
 
     def __str__(self) -> str:
@@ -217,8 +222,10 @@ def plan(
         are predicted. Heads draft chains, at most as long as their depth.
       batches: the batch sizes to consider. The choice is by tokens a second over all rows, so that
         larger batches often win; give one size if latency matters.
-      drafting: only its rule is used, because the plan determines the number of drafts, and chains
-        have no siblings.
+      drafting: only its rule and its ``sibling_sampling`` are used, because the plan determines
+        the number of drafts. Above temperature 0, ``sibling_sampling="top"`` plans with the most
+        probable tokens, where draft models and heads draw theirs by default; which of the two is
+        accepted more often depends on how sharp the laws are, so compare two plans.
       sampling, max_new_tokens, seed, stop: see ``generate``; one value for all prompts.
       turns: the most turns in which everything is timed.
       seconds: after so many seconds no further turn begins, from the third turn on.
@@ -253,10 +260,10 @@ def plan(
     batches = _whole("batches", batches, 1, MOST_BATCH)
     _whole("turns", [turns], 1, 10**6)
     _whole("verify", [verify], 0, 10**6)
-    if any(x is not None for x in (drafting.num, drafting.tree, drafting.sibling_sampling)):
+    if drafting.num is not None or drafting.tree is not None:
         raise ValueError(
-            f"drafting={drafting}: plan finds the number of drafts itself and plans chains, which "
-            "have no siblings; give num_drafts, and in drafting only the rule"
+            f"drafting={drafting}: plan finds the number of drafts itself and plans chains; give "
+            "num_drafts, and in drafting only the rule and the sibling_sampling"
         )
     common = Options(
         drafting=drafting, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stop=stop
@@ -317,6 +324,7 @@ def plan(
         approximate=lm.target.approximate,
         rule=drafting.rule,
         rule_changes=known[0].rule_changes,
+        sibling_sampling=drafting.sibling_sampling,
     )
 
 

@@ -137,15 +137,16 @@ class Survey:
         Raises:
           ValueError: ``try_rounds`` cannot go back in a text, see ``check_rewinds``.
         """
+        drafting = dataclasses.replace(self.common.drafting, num=length or None)
+        if name == PLAIN:
+            drafting = dataclasses.replace(drafting, sibling_sampling=None)
+        drafter = self.drafters.get(name)
         jobs = [
             prepare_measured(
                 self.lm,
                 group,
                 dataclasses.replace(
-                    self.common,
-                    drafter=self.drafters.get(name),
-                    drafting=dataclasses.replace(self.common.drafting, num=length or None),
-                    inputs=inputs,
+                    self.common, drafter=drafter, drafting=drafting, inputs=inputs
                 ),
                 least_width=self.width,
                 least_buffer=self.buffer,
