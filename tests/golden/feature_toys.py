@@ -41,9 +41,13 @@ def save(name: str, config: dict, tensors: dict, **expected) -> None:
     own = {n: x.bfloat16() if x.is_floating_point() else x for n, x in own.items()}
     save_file(own, folder / "model.safetensors", metadata={"format": "pt"})
     if expected:
-        kinds = {name: np.asarray(x) for name, x in expected.items()}
-        kinds = {n: x.astype("f4" if x.dtype.kind == "f" else "i4") for n, x in kinds.items()}
-        np.savez_compressed(folder / "expected.npz", **kinds)
+        save_arrays(folder / "expected.npz", **expected)
+
+
+def save_arrays(path: Path, **arrays) -> None:
+    kinds = {name: np.asarray(x) for name, x in arrays.items()}
+    kinds = {n: x.astype("f4" if x.dtype.kind == "f" else "i4") for n, x in kinds.items()}
+    np.savez_compressed(path, **kinds)
 
 
 def vocabulary_map(size: int) -> dict:

@@ -21,6 +21,9 @@ of ``speculators`` and ``speculators_norms`` (training-time test, true tokens gi
                                token after i + 1 + s, of pairs for which that stands in the text
 
 and of ``peagle`` the same from one pass (parallel prediction), zeros where that does not stand.
+These three also have ``generated.npz``, a whole greedy generation as that of ``dflash``, whose
+``logits`` are over the draft vocabulary: the package trains and does not generate, so the loop over
+rounds is ours, and each drafted token comes from a step of its training.
 """
 
 from __future__ import annotations

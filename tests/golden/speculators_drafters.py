@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from feature_toys import KEPT, MASK, SIZES, rounded, save, vocabulary_map
+from feature_toys import HERE, KEPT, MASK, SIZES, rounded, save, save_arrays, vocabulary_map
 
-STEPS = 3
+STEPS, SAID, PROMPTS = 3, 40, 12
 
 
 def models_alone() -> None:
@@ -60,12 +60,17 @@ def speculators(name: str, reference, tokens, seed: int, kind: str, **changes) -
     config = speculators_config(Eagle3SpeculatorConfig, "eagle3", dict(model_type=kind), **changes)
     # "eager" adds to its scores a mask that, of later steps, holds truth values
     config.transformer_layer_config._attn_implementation = "sdpa"
-    model, given = speculators_model(Eagle3DraftModel, config, reference, tokens, seed)
-    steps = []
-    hook = model.lm_head.register_forward_hook(lambda _, __, x: steps.append(x[0].numpy()))
-    model(**given, ttt_steps=STEPS)
-    hook.remove()
-    speculators_save(name, model, tokens, np.stack(steps))
+    model = speculators_model(Eagle3DraftModel, config, reference, seed)
+
+    def say(tokens):
+        steps = []
+        hook = model.lm_head.register_forward_hook(lambda _, __, x: steps.append(x[0].numpy()))
+        model(**read(reference, tokens), ttt_steps=STEPS)
+        hook.remove()
+        return np.stack(steps)
+
+    speculators_save(name, model, tokens, say(tokens))
+    generation_save(name, say, reference)
 
 
 @torch.no_grad()
@@ -78,22 +83,28 @@ def peagle(reference, tokens, seed: int) -> None:
     own = dict(mask_token_id=MASK, norm_before_residual=True, fc_norm=True)
     config = speculators_config(code.PEagleSpeculatorConfig, "peagle", layer, **own)
     config.transformer_layer_config._attn_implementation = "sdpa"
-    model, given = speculators_model(code.PEagleDraftModel, config, reference, tokens, seed)
-    pairs = len(tokens) - 1
-    sampled = [(i, s) for s in range(STEPS) for i in range(pairs if s == 0 else pairs - STEPS + 1)]
-    anchors, depths = torch.tensor(sampled).T
-    code.generate_cod_sample_indices = lambda **_: (anchors, depths)
-    logits = np.zeros((STEPS, pairs, len(KEPT)), np.float32)
-
-    def kept(_, __, out):
-        logits[depths, anchors] = out[0].numpy()
-
-    hook = model.lm_head.register_forward_hook(kept)
+    model = speculators_model(code.PEagleDraftModel, config, reference, seed)
     loss = resolve_loss_config("ce", "eager")
-    last = torch.zeros(1, pairs, SIZES["hidden_size"])  # what the loss alone looks at
-    model(**given, verifier_last_hidden_states=last, num_depths=STEPS, loss_config=loss)
-    hook.remove()
-    speculators_save("peagle", model, tokens, logits)
+
+    def say(tokens):
+        pairs, later = len(tokens) - 1, len(tokens) - STEPS
+        sampled = [(i, s) for s in range(STEPS) for i in range(pairs if s == 0 else later)]
+        anchors, depths = torch.tensor(sampled).T
+        code.generate_cod_sample_indices = lambda **_: (anchors, depths)
+        logits = np.zeros((STEPS, pairs, len(KEPT)), np.float32)
+
+        def kept(_, __, out):
+            logits[depths, anchors] = out[0].numpy()
+
+        hook = model.lm_head.register_forward_hook(kept)
+        last = torch.zeros(1, pairs, SIZES["hidden_size"])  # what the loss alone looks at
+        given = dict(verifier_last_hidden_states=last, num_depths=STEPS, loss_config=loss)
+        model(**read(reference, tokens), **given)
+        hook.remove()
+        return logits
+
+    speculators_save("peagle", model, tokens, say(tokens))
+    generation_save("peagle", say, reference)
 
 
 def speculators_config(kind, algorithm: str, layer: dict, **changes):
@@ -117,15 +128,20 @@ def speculators_config(kind, algorithm: str, layer: dict, **changes):
     )
 
 
-def speculators_model(kind, config, reference, tokens, seed: int):
-    """A random model with the target's embeddings, and what it is to read of ``tokens``."""
+def speculators_model(kind, config, reference, seed: int):
+    """A random model with the target's embeddings."""
     model = rounded(kind(config), seed)
     model.embed_tokens.weight.copy_(reference.model.embed_tokens.weight)
     for buffer, x in vocabulary_map(SIZES["vocab_size"]).items():
         getattr(model, buffer).copy_(x)
+    return model
+
+
+def read(reference, tokens) -> dict:
+    """What a model is to read of ``tokens``."""
     states = reference(tokens[None], output_hidden_states=True).hidden_states
     features = torch.cat([states[i] for i in (1, 3, 6)], dim=-1)
-    return model, dict(
+    return dict(
         hidden_states=features[:, :-1],
         input_ids=tokens[None, 1:],
         document_ids=torch.zeros(1, len(tokens) - 1, dtype=torch.long),
@@ -139,3 +155,37 @@ def speculators_save(name: str, model, tokens, logits) -> None:
     ignored = ("verifier_lm_head.weight", "verifier_norm.weight")
     tensors = {n: x for n, x in model.state_dict().items() if n not in ignored}
     save(name, written, tensors, tokens=tokens.numpy(), logits=logits)
+
+
+def generation_save(name: str, say, reference) -> None:
+    """The whole greedy generation, after one of some random prompts, of which most is accepted."""
+    draws = torch.Generator().manual_seed(11)
+    prompts = [torch.randint(SIZES["vocab_size"], (7,), generator=draws) for _ in range(PROMPTS)]
+    found = [generation(say, reference, prompt) for prompt in prompts]
+    told = max(found, key=lambda one: np.mean(one["accepted"]))
+    accepted = told["accepted"]
+    print(f"{name}: {np.mean(accepted):.2f} tokens accepted a round, at most {max(accepted)}")
+    save_arrays(HERE / name / "generated.npz", **told)
+
+
+def generation(say, reference, prompt) -> dict:
+    """A whole greedy generation: each drafted token is the best one of a training step, which is
+    given the text up to the root and the tokens drafted before; what stands after these is not
+    seen, and is 0 here."""
+    text, at = prompt, len(prompt)
+    for _ in range(SAID):
+        text = torch.cat([text, reference(text[None]).logits[0, -1:].argmax(dim=-1)])
+    logits, drafts, accepted = [], [], []
+    while at + STEPS < len(text):
+        tokens = torch.cat([text[: at + 1], torch.zeros(STEPS, dtype=torch.long)])
+        said = []
+        for step in range(STEPS):
+            said.append(say(tokens)[step, at - 1])
+            tokens[at + 1 + step] = KEPT[int(said[-1].argmax())]
+        drafts.append(tokens[at : at + 1 + STEPS].numpy())
+        same = drafts[-1][1:] == text[at + 1 : at + 1 + STEPS].numpy()
+        accepted.append(int(np.cumprod(same).sum()))
+        logits.append(np.stack(said))
+        at += accepted[-1] + 1
+    told = dict(prompt=prompt.numpy(), text=text[: at + 1].numpy(), accepted=accepted)
+    return told | dict(drafts=np.stack(drafts), logits=np.stack(logits))
