@@ -2,10 +2,13 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_sampled import CASES, ROWS, WARM, exact, lawful, sample
+import starts
+from drawn_rounds import advanced
+from test_sampled import CASES, MODEL, PARAMS, ROWS, WARM, exact, lawful, sample
 
 import specjax
 from specjax.drafters import Adaptive, DrawnOrTop, Hybrid, NGram
@@ -48,6 +51,21 @@ def test_rows_find_the_way_that_is_accepted_more_often(chances, best):
     assert not top[:, 0].any() and top[:, 1].all()  # each way once
     later = top[:, 20:].mean()
     assert later > 0.9 if best == TOP else later < 0.1
+
+
+def test_a_round_that_drafts_nothing_for_a_row_counts_for_neither_way():
+    drafter, weights, _ = CASES["learned draft"]
+    params, rows = {"target": PARAMS, "drafter": weights}, jnp.asarray([[1, 2, 0]] * 2, jnp.int32)
+    request = dict(rule="rejection", max_new_tokens=6, capacity=12, key=jax.random.key(0))
+    request["sampling"] = WARM
+    state = starts.begun(MODEL, drafter, params, rows, jnp.asarray([3, 3]), **request)
+    context, own = advanced(MODEL, drafter, "rejection", params, state)[0].context, state
+    for asked, width, ways in (([True, False], None, [DRAWN, -1]), (None, 0, [-1, -1])):
+        asked = None if asked is None else jnp.asarray(asked)
+        width = None if width is None else jnp.int32(width)
+        here = dataclasses.replace(context, asked=asked, width=width)
+        _, after = drafter.draft_step(weights, PARAMS, own.drafter_state, here)
+        assert after.way.tolist() == ways
 
 
 class Peeking(DrawnOrTop):

@@ -5,8 +5,9 @@
 
 An anchor is a token in the place of a round's root. Its block is the anchor and masks, which see
 each other and the target's features before the anchor, and nothing after it. Each row of text has
-``num_anchors`` anchors, drawn anew in each step and computed in one pass. ``teacher_share`` works
-as for other heads: the loss is against the target's law instead of the text.
+``num_anchors`` anchors, drawn anew in each step and computed in one pass. They are drawn with
+replacement, where the authors draw 256 to 512 without. ``teacher_share`` works as for other heads:
+the loss is against the target's law instead of the text.
 
 References: DFlash, 2602.06036.
 """

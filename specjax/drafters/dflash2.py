@@ -17,7 +17,7 @@ also under ``rejection``.
 
 Example::
 
-    heads = specjax.load_drafter("z-lab/Qwen3.8-27B-DFlash2", lm)
+    heads = specjax.load_drafter(FOLDER, lm)  # of a DFlash2 drafter for lm
     specjax.generate(lm, "...", drafter=heads)
 
 References: DFlash2, in sglang#35371 and vllm#52816; DFlash, arXiv 2602.06036.
