@@ -86,7 +86,7 @@ def test_the_prompt_comes_from_the_argument_the_file_the_pipe_or_the_built_in_on
 
 
 def test_a_terminal_shows_accepted_tokens_apart_and_says_which(run, folders, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     _, out, _ = run("def f(x):", "--drafter", folders["target"], "--num-draft", 3)

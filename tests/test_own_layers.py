@@ -12,6 +12,7 @@ from test_decoder import LLAMA
 
 import specjax
 from specjax import cli
+from specjax.analysis import layer_search
 from specjax.analysis.layer_search import (
     MOST_DRAFTS,
     Choice,
@@ -221,7 +222,9 @@ def test_elimination_finds_the_best_nested_set():
     assert set(eliminate(tuple(worth), judge).skip) == {"a", "c"}
 
 
-def test_the_search_leaves_out_what_adds_nothing_and_what_it_says_comes_true(lm, tmp_path):
+def test_the_search_leaves_out_what_adds_nothing_and_what_it_says_comes_true(
+    lm, tmp_path, monkeypatch
+):
     journal = tmp_path / "journal"
     search = LayerSearch(lm, PROMPTS, max_new_tokens=16, journal=journal, costs=COSTS)
     assert search.right(()).all()  # the whole target agrees with itself
@@ -242,11 +245,14 @@ def test_the_search_leaves_out_what_adds_nothing_and_what_it_says_comes_true(lm,
         file.write('{"skip": ["mlp.0"], "ri')  # a search that was stopped
     again = LayerSearch(lm, PROMPTS, max_new_tokens=16, journal=journal, costs=COSTS)
     assert {*again.known} == {*search.known} and again.run() == drafter
+    monkeypatch.setattr(layer_search, "measure_costs", lambda _: pytest.fail("it was timed"))
     with pytest.raises(ValueError, match="other prompts"):
-        LayerSearch(lm, PROMPTS[:1], max_new_tokens=16, journal=journal, costs=COSTS)
+        LayerSearch(lm, PROMPTS[:1], max_new_tokens=16, journal=journal)
     journal.write_text("")
     with pytest.raises(ValueError, match="journal=.*: it belongs to another model"):
-        LayerSearch(lm, PROMPTS, max_new_tokens=16, journal=journal, costs=COSTS)
+        LayerSearch(lm, PROMPTS, max_new_tokens=16, journal=journal)
+    with pytest.raises(FileNotFoundError, match="journal=.*absent.x: it cannot be written"):
+        LayerSearch(lm, PROMPTS, max_new_tokens=16, journal=tmp_path / "absent" / "x")
 
 
 def test_the_command_searches_saves_and_the_drafter_reads_it(tmp_path, capsys):

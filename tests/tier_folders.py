@@ -83,7 +83,7 @@ FOLDERS = {
     "train/test_probe_recipe.py": [("one_draft_model", MERGE), (EVERYTHING, FULL)],
     "train/test_reward_recipe.py": [("fault", DEFAULT), ("labels", FULL), (EVERYTHING, MERGE)],
     "train/test_report.py": MERGE,
-    "train/test_resume.py": [("damaged", MERGE), (EVERYTHING, FULL)],
+    "train/test_resume.py": [("damaged|the_least_is", MERGE), (EVERYTHING, FULL)],
     "train/test_early_exit.py": [
         ("dropout_and_exits|dropped|the_recipe_trains", FULL),
         (EVERYTHING, MERGE),
@@ -101,6 +101,7 @@ FOLDERS = {
         ("needs_texts|begin_every_text|dry_run|interrupted|processes|not_read", MERGE),
         (EVERYTHING, FULL),
     ],
+    "train/test_settings_as_typed.py": DEFAULT,
     "train/test_start.py": [("another_shape", DEFAULT), (EVERYTHING, MERGE)],
     "train/test_streaks.py": [("fault", DEFAULT), (EVERYTHING, FULL)],
     "train/test_unlikelihood.py": [("learns_not", FULL), (EVERYTHING, MERGE)],

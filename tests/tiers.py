@@ -40,6 +40,7 @@ QUICK = {
     "test_chat.py",
     "test_check_contract.py",
     "test_cli.py",
+    "test_cli_checks.py",
     "test_cli_prompts.py",
     "test_contract.py",
     "test_contract_hooks.py",

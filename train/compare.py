@@ -75,6 +75,8 @@ def drafter_of(lm, heads, temperature: float) -> specjax.types.Drafter:
 
 def run(config: CompareConfig, *, dry_run: bool = False) -> None:
     """Prints the table and writes it to ``output``."""
+    if Path(config.output).is_dir():
+        raise ConfigError(f"output={config.output!r} is a folder; accepted: the name of a file")
     lm = specjax.load(config.teacher)
     prompts = read_prompts(lm, config.num_prompts)
     loaded = [

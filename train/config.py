@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import tomllib
 import types
 import typing
@@ -242,7 +243,8 @@ def build(kind: type, values: dict, where: str = ""):
 
 
 def _typed(value, hint, name: str):
-    """``value`` converted to the type ``hint`` (an int to a float, a list to a tuple)."""
+    """``value`` converted to the type ``hint`` (an int to a float, a list to a tuple), and the
+    ``~/`` with which a path may begin to the user's folder."""
     choices = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     expected = getattr(hint, "__name__", str(hint))
     for choice in choices:
@@ -257,6 +259,8 @@ def _typed(value, hint, name: str):
             expected = "a list, [...]"
             continue
         if isinstance(choice, type) and type(value) is choice:
+            if isinstance(value, str) and value.startswith("~/"):  # shells leave run.folder=~/x
+                return os.path.expanduser(value)
             return value
     raise ConfigError(f"{name}={value!r} is of type {type(value).__name__}, expected {expected}")
 
@@ -275,7 +279,7 @@ def load(kind: type, path: str | Path | None, words: typing.Sequence[str] = ()):
       ConfigError: an unknown field, a wrong type, a word without ``=``, unreadable TOML.
     """
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig")) if path else {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{Path(path).name} is not TOML: {error}") from error
     for word in words:

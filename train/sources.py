@@ -14,6 +14,7 @@ left out and reported; if they are more than ``data.broken_share`` of a file, th
 
 from __future__ import annotations
 
+import codecs
 import functools
 import hashlib
 import json
@@ -93,7 +94,7 @@ def _text(file: Path) -> str:
       ValueError: the file is binary: it has a zero byte, or more than a tenth is not UTF-8.
     """
     data = file.read_bytes()
-    text = data.decode("utf-8", errors="replace")
+    text = data.decode("utf-8-sig", errors="replace")
     if b"\0" in data or 10 * text.count("\ufffd") > len(text):
         raise ValueError(
             "it is a binary file or not in UTF-8: give plain text in UTF-8, or a file that ends in "
@@ -111,7 +112,7 @@ def _part(text: str, split: str) -> str:
 def _records(file: Path, name: str, broken_share: float) -> list[Document]:
     """Reads the documents of a file of JSON lines, or of a file that holds a JSON list."""
     if file.suffix == ".jsonl":
-        lines = file.read_bytes().removesuffix(b"\n").split(b"\n")
+        lines = file.read_bytes().removeprefix(codecs.BOM_UTF8).removesuffix(b"\n").split(b"\n")
         return _checked(name, "line", lines, _parsed, broken_share)
     try:
         entries = json.loads(file.read_bytes())

@@ -51,6 +51,15 @@ class BigramTarget(Target):
         return cache
 
 
+def audited_rule(rule: str | Rule) -> Rule:
+    """Returns the rule that ``audit_rule`` audits. Raises ValueError as ``acceptance.named`` does,
+    and for ``"auto"``."""
+    found = acceptance.named(rule)
+    if found is None:
+        raise ValueError("rule='auto' stands for other rules: give the name of a rule or an object")
+    return found
+
+
 def audit_rule(
     rule: str | Rule,
     *,
@@ -93,9 +102,7 @@ def audit_rule(
 
         print(specjax.audit_rule("rejection"))
     """
-    found = acceptance.named(rule)
-    if found is None:
-        raise ValueError("rule='auto' stands for other rules: give the name of a rule or an object")
+    found = audited_rule(rule)
     if samples < LEAST_SAMPLES:
         raise ValueError(
             f"samples={samples}: give at least {LEAST_SAMPLES} for each shape of draft; fewer "

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from .. import trees
+from .._internal.table_text import table_text
 from .calculator_inputs import Rates, check_ranges, given_rates, passes_of, rates_of, shape_of
 from .plan.predict import Costs, Rounds
 from .tree_search import expected_tokens
@@ -113,7 +114,7 @@ class Calculation:
             *("drafts", "tokens a round", "cost of a round", "× plain", "whole"),
             *(f"TTFT, {unit}", f"TPOT, {unit}", "tokens/s" if unit == "ms" else "tokens a pass"),
         ):
-            table.add_column(name, justify="right", no_wrap=True)
+            table.add_column(name, justify="right")
         rows = [(str(one.num_draft or "plain"), one) for one in self.chains]
         if self.asked not in self.chains:
             rows.append((self.shape, self.asked))
@@ -129,14 +130,12 @@ class Calculation:
         """Returns the result as JSON values."""
         return dataclasses.asdict(self) | {"verdict": self.verdict}
 
+    def text(self, width: int = 100) -> str:
+        """Returns the table, in lines of at most ``width`` characters, and the verdict."""
+        return table_text(self.table(), width) + self.verdict
+
     def __str__(self) -> str:
-        import io
-
-        from rich.console import Console
-
-        out = io.StringIO()
-        Console(file=out, width=100, color_system=None).print(self.table())
-        return f"{out.getvalue()}{self.verdict}"
+        return self.text()
 
 
 @dataclasses.dataclass(frozen=True)

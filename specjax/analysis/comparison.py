@@ -179,7 +179,7 @@ def compare(lm: LM, prompts: Prompts, *, options: CompareOptions) -> Comparison:
     if options.stop_strings:
         raise ValueError(
             "stop_strings: stop strings are found on the host, so the rates would count tokens "
-            "after them; compare without stop strings, or with stop=<token ids>"
+            "after them; compare without stop strings, or in Python with the ids in stop="
         )
     if isinstance(options.drafter, Retrieval) and options.drafter.session is not None:
         raise ValueError(

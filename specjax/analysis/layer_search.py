@@ -38,7 +38,7 @@ from ..models.sub_network import KINDS
 from ..text.options import Options, Prompts
 from ..text.prepare import prepare
 from ..types import Draft, SubNetwork
-from .timing import pass_seconds
+from .timing import alternate, pass_call
 
 MOST_DRAFTS = 8
 PATIENCE = 4  # the search ends after so many steps without a better prediction
@@ -157,9 +157,16 @@ def resumed(journal: Path, about: dict, other: str) -> list[dict]:
 
     Raises:
       ValueError: the first line differs.
+      OSError: the journal cannot be written.
     """
     if not journal.exists():
-        journal.write_text(json.dumps(about) + "\n", encoding="utf-8")
+        try:
+            journal.write_text(json.dumps(about) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise type(error)(
+                f"journal={journal}: it cannot be written ({error.strerror}); name a file in a "
+                "folder that exists"
+            ) from None
         return []
     text = journal.read_text(encoding="utf-8")
     first, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]
@@ -210,7 +217,6 @@ class LayerSearch:
             raise ValueError(f"max_new_tokens={max_new_tokens}: give at least 2")
         self.lm, layers = lm, range(target.num_layers)
         self.names = tuple(f"{kind}.{layer}" for layer in layers for kind in KINDS)
-        self.costs = costs or measure_costs(lm)
         work = prepare(lm, prompts, Options(drafter=None, max_new_tokens=max_new_tokens, stop=()))
         begun = work.start()
         self.read = jax.tree.map(jnp.copy, begun.cache)  # the entries of the prompts
@@ -220,6 +226,7 @@ class LayerSearch:
         self.journal = None if journal is None else Path(journal)
         if self.journal is not None:
             self._resume(self.journal)
+        self.costs = costs or measure_costs(lm)  # last, since it takes the longest
 
     def _resume(self, journal: Path):
         """Reads the journal, or creates it."""
@@ -324,22 +331,25 @@ class _Alone:
         return self.part.verify(params, cache, draft)
 
 
-def measure_costs(lm: LM, most: int = MOST_DRAFTS, **options) -> PassCosts:
-    """Times passes of the target, and passes without attention and without MLPs.
+def measure_costs(
+    lm: LM, most: int = MOST_DRAFTS, *, repetitions: int = 15, **options
+) -> PassCosts:
+    """Times passes of the target, and passes without attention and without MLPs, in turn.
 
     Args:
       lm: the target.
       most: the greatest number of drafts that will be predicted.
-      options: options of ``timing.pass_seconds``.
+      repetitions: the number of timed turns.
+      options: options of ``timing.pass_call``.
     """
-    sizes = [n for n in (1, 2, 4, 8, 16) if n < 2 * (most + 1)]
-    seconds = pass_seconds(lm, sizes, **options)
-    passes = {n: float(np.min(s)) for n, s in seconds.items()}
     target = decoder_of(lm)
-    layers, adds = target.num_layers, []
+    sizes = [n for n in (1, 2, 4, 8, 16) if n < 2 * (most + 1)]
+    calls = {str(n): pass_call(lm, n, **options) for n in sizes}
     for kind in KINDS:
-        skip = tuple(f"{kind}.{layer}" for layer in range(layers))
+        skip = tuple(f"{kind}.{layer}" for layer in range(target.num_layers))
         part = _Alone(target, target.sub_network(skip=skip))
-        alone = float(np.min(pass_seconds((part, lm.params), 1, **options)[1]))
-        adds.append(max(passes[1] - alone, 0.0) / layers)
-    return PassCosts(passes, *adds)
+        calls[kind] = pass_call((part, lm.params), 1, **options)
+    spent = alternate(calls, repetitions=repetitions)
+    least = {name: float(np.min(seconds)) for name, seconds in spent.items()}
+    attention, mlp = (max(least["1"] - least[kind], 0.0) / target.num_layers for kind in KINDS)
+    return PassCosts({n: least[str(n)] for n in sizes}, attention, mlp)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from .. import acceptance, sharding
+from .._internal.table_text import table_text
 from ..models.lm import LM
 from ..text.auto_number import MOST_DRAFTS, is_auto
 from ..text.generation import TextStream
@@ -82,12 +83,15 @@ class Quality:
     rules: tuple[RuleQuality, ...]
     num_tasks: int = 0
 
-    def __str__(self) -> str:
-        lines = [f"{self.model}, {self.drafting}"]
-        lines.append(
-            f"{'rule':42} {'τ':>5} {'speed':>5} {'log p':>7} {'best':>5} {'rank':>6} {'same':>5} "
-            f"{'TV':>6} {'(noise)':>7} {'KL':>7} {'(noise)':>7}" + " solved" * (self.num_tasks > 0)
-        )
+    def table(self):
+        """Returns the figures of the rules as a ``rich`` table."""
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("rule", overflow="fold", min_width=9)
+        names = ["τ", "speed", "log p", "best", "rank", "same", "TV", "(noise)", "KL", "(noise)"]
+        for name in names + ["solved"] * (self.num_tasks > 0):
+            table.add_column(name, justify="right", no_wrap=True)
         for one in self.rules:
             same = "-" if one.same is None else f"{one.same:.0%}"
             speed = "-" if one.speed is None else f"{one.speed:.2f}"
@@ -96,11 +100,14 @@ class Quality:
                 tv, noise = (f"{x:.3f}" for x in one.variation)
             if one.divergence is not None:
                 kl, floor = (f"{x:.4f}" for x in one.divergence)
-            lines.append(
-                f"{one.rule:42} {one.tau:5.2f} {speed:>5} {one.loglik:7.3f} {one.best:5.0%} "
-                f"{one.rank:6.2f} {same:>5} {tv:>6} {noise:>7} "
-                f"{kl:>7} {floor:>7}" + ("" if one.solved is None else f" {one.solved:6.0%}")
-            )
+            cells = [one.rule, f"{one.tau:.2f}", speed, f"{one.loglik:.3f}", f"{one.best:.0%}"]
+            cells += [f"{one.rank:.2f}", same, tv, noise, kl, floor]
+            table.add_row(*cells, *([] if one.solved is None else [f"{one.solved:.0%}"]))
+        return table
+
+    def text(self, width: int = 120) -> str:
+        """Returns the table, in lines of at most ``width`` characters, and what it shows."""
+        lines = [f"{self.model}, {self.drafting}", table_text(self.table(), width).rstrip("\n")]
         if self.num_probes:
             lines.append(
                 f"TV and KL of the next token's law at {self.num_probes} positions, "
@@ -109,6 +116,9 @@ class Quality:
         if self.num_tasks:
             lines.append(f"solved: the share of {self.num_tasks} tasks whose text is right")
         return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
+from typing import Any
 
 import specjax
 
 from .. import acceptance
 from .._internal.named_settings import parse_settings
+from ..analysis.audit import audited_rule
 from .json_lines import read_json_lines
 from .options import DTYPE, add_filters, require, set_up
+from .renamed import renamed
 
 BIASED = 1  # exit code
 NUM_SAMPLES = 200_000  # texts of a rule, by default
@@ -104,15 +106,23 @@ def run(arguments: argparse.Namespace) -> int:
         )
         print(reports[-1])
     sound = [name for name, rule in acceptance.RULES.items() if rule.lossless and name != "greedy"]
-    for name in arguments.rule or ([] if arguments.samples else sound):
-        audited = of_transformers if name.partition(":")[0] == ENGINE else of_rule
-        try:
+    names = arguments.rule or ([] if arguments.samples else sound)
+    for name in names:  # all of them before the first audit, which takes minutes
+        if is_engine(name):
+            engine_settings(name, arguments)
+        else:
+            audited_rule(name)
+    for name in names:
+        audited = of_transformers if is_engine(name) else of_rule
+        with renamed(samples="num_samples", shapes="shape"):  # --samples is another thing
             reports.append(audited(name, arguments))
-        except ValueError as error:  # the command's --samples is another thing
-            said = re.sub(r"\bsamples(?==)", "num_samples", str(error))
-            raise ValueError(re.sub(r"\bshapes(?==)", "shape", said)) from error
         print(reports[-1], flush=True)
     return BIASED if any(report.biased for report in reports) else 0
+
+
+def is_engine(name: str) -> bool:
+    """Whether a name stands for another engine, in place of a rule."""
+    return name.partition(":")[0] == ENGINE
 
 
 def of_rule(name: str, arguments: argparse.Namespace):
@@ -131,16 +141,25 @@ def of_transformers(name: str, arguments: argparse.Namespace):
     Raises:
       ValueError: a setting is unknown or out of range.
     """
+    settings = engine_settings(name, arguments)
+    if arguments.num_samples is not None:
+        settings["samples"] = arguments.num_samples
+    law = specjax.Sampling(temperature=settings.pop("temperature", 1.0))
+    return specjax.audit_transformers(sampling=law, false_alarm=arguments.false_alarm, **settings)
+
+
+def engine_settings(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the settings that follow the name of an engine.
+
+    Raises:
+      ValueError: a setting is unknown, or is one that only rules have.
+    """
     if arguments.shape:
         raise ValueError(
             f"--shape {arguments.shape[0]}: with transformers no rule runs; leave --shape out"
         )
     text = name.partition(":")[2]
-    settings = parse_settings(name, text, ENGINE, ENGINE_SETTINGS) if text else {}
-    if arguments.num_samples is not None:
-        settings["samples"] = arguments.num_samples
-    law = specjax.Sampling(temperature=settings.pop("temperature", 1.0))
-    return specjax.audit_transformers(sampling=law, false_alarm=arguments.false_alarm, **settings)
+    return parse_settings(name, text, ENGINE, ENGINE_SETTINGS) if text else {}
 
 
 def read_samples(path: str) -> list[tuple]:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import specjax
 
+from .outputs import check_file
+from .screen import in_width
+
 LEAST_MS, MOST_MS = 1e-9, 1e18  # of a pass
 
 
@@ -129,8 +132,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.picture and Path(arguments.picture).suffix != ".svg":
         raise ValueError(f"--picture {arguments.picture}: it is drawn as SVG; give a name of .svg")
-    if arguments.picture and not Path(arguments.picture).absolute().parent.is_dir():
-        raise ValueError(f"--picture {arguments.picture}: there is no such folder")
+    if arguments.picture:
+        check_file("--picture", arguments.picture)
     found = [
         specjax.analysis.calculate(
             _acceptance(arguments.acceptance),
@@ -158,7 +161,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"calculations": [one.as_json() for one in found]}))
     else:
         for one in found:
-            print(f"batch {one.batch}" if len(found) > 1 else "", one, sep="\n")
+            print(f"batch {one.batch}" if len(found) > 1 else "", in_width(one), sep="\n")
     return 0
 
 

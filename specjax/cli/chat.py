@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         kind = "chat template" if chat.templated else "no chat template: plain text"
         print(f"{lm.name}, {kind}. {HELP}.", file=sys.stderr)
     elif isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # in every locale
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")  # in every locale
     while (line := _line(terminal)) is not None:
         if line.strip() == "/new":
             chat.clear()

@@ -36,5 +36,5 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--chunk {arguments.chunk}: it must be at least 1")
     lm, ids = token_ids(arguments)
     made = datastore.build(arguments.output, ids, fingerprint(lm), chunk=arguments.chunk)
-    print(f"{arguments.output}: {made.num_tokens:,} tokens")
+    print(f"{arguments.output}: {made.num_tokens:,} tokens, of which one ends each text")
     return 0

@@ -91,8 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if not stream.num_tokens:
             raise
-    save_session(arguments, options)
     seconds["total"] = time.perf_counter() - begin
+    save_session(arguments, options)
     result = stream.generation
     before, since = marks[1] if len(marks) == 2 else (stream.num_tokens, 0.0)
     later = stream.num_tokens - before

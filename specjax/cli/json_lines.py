@@ -23,7 +23,7 @@ def read_json_lines(
       OSError: the file cannot be read.
     """
     try:
-        lines = open(path, encoding="utf-8")
+        lines = open(path, encoding="utf-8-sig")
     except OSError as error:
         raise type(error)(f"{argument} {path}: {error.strerror}") from None
     with lines:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
 import specjax
 
@@ -14,6 +15,7 @@ from ..analysis.layer_search import LayerSearch
 from ..checkpoints.sub_network import checked_path, default_path, save_layers
 from ..drafters.self_draft import SelfDraft
 from .options import DTYPE, set_up
+from .outputs import check_file
 from .prompts import read_prompts
 
 
@@ -31,7 +33,8 @@ def add(commands) -> None:
     p.add_argument("--model", default="embedded", help="embedded, a folder, or a hub name")
     p.add_argument(
         "--prompts",
-        help="a file of prompts, see specjax plan; default: the prompts that ship with the package",
+        help="a file of prompts, see specjax plan; default, for the embedded model: held-out "
+        "prompts that ship with the package",
     )
     p.add_argument(
         "--limit", type=int, default=8, help="the most prompts that are used, 8 by default"
@@ -61,7 +64,9 @@ def add(commands) -> None:
         help="the file to which the set is saved; default: self.json in the model's folder",
     )
     p.add_argument(
-        "--measure", action="store_true", help="also measure the best set against plain decoding"
+        "--measure",
+        action="store_true",
+        help="also measure the best set against plain decoding, and save it only if it is faster",
     )
     p.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
@@ -74,7 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
     if measured:
         optuna()  # refused before the model is read
     if arguments.output:
-        checked_path(arguments.output)  # a search takes minutes
+        _check_output(arguments.output)
+    if arguments.journal:
+        check_file("--journal", arguments.journal)
     prompts = read_prompts(arguments.prompts, arguments.model, arguments.limit)
     lm = set_up(arguments)
     where = arguments.output or default_path(lm)
@@ -83,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"--model {arguments.model} has no folder of its own to save the set in: give --output "
             "FILE"
         )
+    _check_output(where)
     search = _measured if measured else _predicted
     with Console(stderr=True).status("preparing") as status:
         drafter, found, words = search(arguments, lm, prompts, status.update)
@@ -99,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         found["measured_ratio"] = facts["measured_ratio"] = pairs.ratio
         low, high = pairs.interval
         words += f", measured {pairs.ratio:.2f} [{low:.2f}, {high:.2f}] in whole runs"
-        faster = pairs.ratio > 1 or not measured
+        faster = pairs.ratio > 1
     if not faster:
         words = f"plain decoding is faster; the best set was {words}"
         print(json.dumps(facts) if arguments.json else words)
@@ -108,6 +116,11 @@ def run(arguments: argparse.Namespace) -> int:
     print(json.dumps(facts) if arguments.json else words)
     print(f"wrote {path}; --drafter self reads it", file=sys.stderr)
     return 0
+
+
+def _check_output(where: str | Path) -> None:
+    """Raises ``ValueError`` or ``FileNotFoundError`` where the set could not be saved."""
+    check_file("--output", checked_path(where))
 
 
 def _predicted(arguments, lm, prompts, tell) -> tuple[SelfDraft, dict, str]:

@@ -51,8 +51,9 @@ def add_decoding(p: argparse.ArgumentParser) -> None:
         "--num-draft",
         "--num-speculative-tokens",
         type=drafts,
-        help="the number of tokens drafted a round, 3 by default (suffix: 16; recycling: a tree of "
-        "80; lookahead has settings of its own, such as lookahead:window=7,ngram=4,guesses=7); "
+        help="the number of tokens drafted a round, 3 by default (suffix: 16; sam: 15; cascade: 6; "
+        "recycling: a tree of 80; heads: what their file says; lookahead has settings of its own, "
+        "such as lookahead:window=7,ngram=4,guesses=7); "
         "auto: the number with the highest speed, from 0 to 7 (fewer if heads were trained for "
         "fewer), chosen during the run; auto:NAME, "
         f"auto:NAME:SETTINGS: by another policy, one of {', '.join(POLICIES)}, as in "
@@ -206,9 +207,10 @@ def require(arguments: argparse.Namespace, needed: str, *names: str) -> None:
     given = [name for name in names if getattr(arguments, name) is not None]
     if given and not getattr(arguments, needed):
         option, needed = (f"--{name.replace('_', '-')}" for name in (given[0], needed))
+        value = getattr(arguments, given[0])
+        shown = option if value is True else f"{option} {value}"
         raise ValueError(
-            f"{option} {getattr(arguments, given[0])}: it is used with {needed} only; give "
-            f"{needed} as well, or leave {option} out"
+            f"{shown}: it is used with {needed} only; give {needed} as well, or leave {option} out"
         )
 
 

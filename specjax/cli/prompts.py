@@ -123,7 +123,7 @@ def read_prompt(argument: str | None, file: str | None) -> str:
         return _piped() or PROMPT
     if file is not None:
         try:
-            argument = Path(file).read_text(encoding="utf-8")
+            argument = Path(file).read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
             raise ValueError(f"--file {file} is not UTF-8 text") from None
         except OSError as error:
@@ -145,7 +145,7 @@ def _piped() -> str:
     piped = stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind)
     if not piped:
         return ""
-    sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # like --file, in every locale
+    sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")  # like --file, in every locale
     try:
         text = sys.stdin.read()
     except UnicodeDecodeError:

@@ -14,6 +14,7 @@ from ..drafters.hybrid import drafts_chains
 from ..text import drafter_names
 from .options import add_decoding, options_of, set_up
 from .prompts import read_prompts, read_tasks
+from .screen import in_width
 
 
 def add(commands) -> None:
@@ -96,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         tasks=tasks,
         **options,
     )
-    print(json.dumps(dataclasses.asdict(found)) if arguments.json else found)
+    print(json.dumps(dataclasses.asdict(found)) if arguments.json else in_width(found))
     return 0
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import specjax
 
 from ..models import model_folder, save_pretrained
+from ..models.headers import WEIGHT_FILE
 from ..models.quantize import FLOAT
-from .options import add_quantize, quantization_of
+from .options import add_quantize, quantization_of, require
+from .outputs import check_folder
 from .prompts import read_prompts
 
 
@@ -28,6 +31,12 @@ def add(commands) -> None:
     add_quantize(p, required=True)
     p.add_argument(
         "-o", "--output", help="the folder in which the quantized model is saved; default: none"
+    )
+    p.add_argument(
+        "--overwrite",
+        action="store_const",
+        const=True,
+        help="with --output: replace the model that is in the folder",
     )
     p.add_argument(
         "--prompts",
@@ -50,6 +59,14 @@ def run(arguments: argparse.Namespace) -> int:
             f"--output {arguments.output}: there is no layout for fp8, so it cannot be saved; "
             "leave --output out to measure it, or give --quantize int8 or int4"
         )
+    require(arguments, "output", "overwrite")
+    if arguments.output:
+        check_folder("--output", arguments.output)
+        if not arguments.overwrite and _holds_model(Path(arguments.output)):
+            raise FileExistsError(
+                f"--output {arguments.output}: the folder holds a model already; give another "
+                "folder, or --overwrite to replace the model that is there"
+            )
     texts = read_prompts(arguments.prompts, "embedded", arguments.limit)
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(
@@ -61,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     error = specjax.quantization_error(lm, quantized, texts)
     if arguments.output:
         save_pretrained(quantized, arguments.output)
-        _record_hashes(arguments.model, Path(arguments.output))
+        _record_hashes(lm.name, Path(arguments.output))
     if arguments.json:
         saved = {"model": arguments.model, "scheme": str(wish), "saved": arguments.output}
         print(json.dumps(saved | error.as_json()))
@@ -70,6 +87,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output:
         print(f"saved to {arguments.output}; decode with --model {arguments.output}")
     return 0
+
+
+def _holds_model(folder: Path) -> bool:
+    """Whether a folder holds a config, or weights, which saving a model would replace."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return any(name == "config.json" or re.fullmatch(WEIGHT_FILE, name) for name in names)
 
 
 def _record_hashes(model: str, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import shutil
 import sys
 
 DRAFTED = "bold green"  # the style of accepted draft tokens on a terminal
@@ -21,11 +22,11 @@ class Screen:
 
         if isinstance(sys.stdout, io.TextIOWrapper):  # some encodings lack some characters
             sys.stdout.reconfigure(errors="replace")
-        # rich only adds colours: it must not wrap, mark up or highlight the text
-        self.out = Console(file=sys.stdout, soft_wrap=True, markup=False, highlight=False)
+        terminal = sys.stdout.isatty()  # a file has the text alone, whatever FORCE_COLOR says
+        self.out = Console(file=sys.stdout, soft_wrap=True, force_terminal=terminal)
         self.shown, self.ended = 0, True
-        if self.out.is_terminal:  # at once, because the first text may wait for a compilation
-            self.out.print(prompt, style="dim", end="")
+        if terminal:  # at once, because the first text may wait for a compilation
+            self._write(prompt, "dim")
 
     def show(self, piece) -> None:
         """Prints one piece of text, a ``text.generation.Piece``."""
@@ -34,8 +35,15 @@ class Screen:
         if not self.out.is_terminal:
             sys.stdout.write(piece.text)
         else:
-            self.out.print(piece.text, style=DRAFTED if piece.from_draft else None, end="")
+            self._write(piece.text, DRAFTED if piece.from_draft else "none")
         sys.stdout.flush()
+
+    def _write(self, text: str, style: str) -> None:
+        """Writes text to a terminal with all its characters: rich adds the colours alone."""
+        from rich.segment import Segment, Segments
+        from rich.style import Style
+
+        self.out.print(Segments([Segment(text, Style.parse(style))]), end="")
 
     def samples(self, result) -> None:
         """Prints several texts, one below the other."""
@@ -67,6 +75,11 @@ class Screen:
 
             drafted = ("accepted draft tokens", DRAFTED)
             self.out.print(Text.assemble(("prompt", "dim"), " · ", drafted, " · the target's own"))
+
+
+def in_width(found) -> str:
+    """A result with a table as text: on a terminal of its width, elsewhere as ``str`` has it."""
+    return found.text(shutil.get_terminal_size().columns) if sys.stdout.isatty() else str(found)
 
 
 def _numbers(values) -> list[float | None]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
 from ..drafters import registry
 from ..drafters.indexed import IndexedDrafter
 from ..text import retrieval
 from ..text.retrieval import Retrieval
 from ..text.session import Session
+from .outputs import check_file
+from .renamed import renamed
 
 SESSIONS = ("suffix", "sam")  # drafters that can draft from a session
 SESSION_TOKENS = 2**16  # the most tokens that a session holds, by default
@@ -22,17 +23,14 @@ def session_of(lm, drafter, path: str, capacity: int | None) -> Session:
     Raises:
       ValueError: the file cannot be written later; the drafter reads no session.
     """
-    folder = Path(path).absolute().parent
-    if Path(path).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ValueError(
-            f"--session {path}: no file can be written there; name a file in a folder that exists"
-        )
+    check_file("--session", path)
     capacity = SESSION_TOKENS if capacity is None else capacity
     if drafter not in SESSIONS and not isinstance(drafter, IndexedDrafter):
         raise ValueError(f"--session: give --drafter {' or '.join(SESSIONS)} with it")
-    if os.path.exists(path):
-        return Session.load(lm, path, drafter, capacity)
-    return Session(lm, drafter, capacity)
+    with renamed(capacity="session_tokens"):
+        if os.path.exists(path):
+            return Session.load(lm, path, drafter, capacity)
+        return Session(lm, drafter, capacity)
 
 
 def retrieval_of(lm, arguments: argparse.Namespace) -> Retrieval:
@@ -46,7 +44,8 @@ def retrieval_of(lm, arguments: argparse.Namespace) -> Retrieval:
             lm, own or retrieval.USUAL, arguments.session, arguments.session_tokens
         )
     rows = max(1, getattr(arguments, "batch", 8))  # a batch of none is refused by its own name
-    return Retrieval(lm, arguments.datastore, own, rows, session)
+    with renamed(rows="batch"):
+        return Retrieval(lm, arguments.datastore, own, rows, session)
 
 
 def save_session(arguments: argparse.Namespace, options: dict) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..models.lm import LM
 from .json_lines import read_json_lines
 from .options import set_up
+from .outputs import check_folder
 
 
 def add_texts(p: argparse.ArgumentParser, output: str) -> None:
@@ -40,8 +40,7 @@ def token_ids(arguments: argparse.Namespace) -> tuple[LM, Iterator[list[int]]]:
     output = Path(arguments.output)
     if output.exists():
         raise FileExistsError(f"--output {output} is there already: take another name")
-    if not _can_be_made(output):
-        raise ValueError(f"--output {output}: no folder can be made there; take another place")
+    check_folder("--output", output)
     for name in arguments.files:
         if not Path(name).exists() or Path(name).is_dir():
             found = "it is a folder" if Path(name).exists() else "there is no such file"
@@ -55,20 +54,12 @@ def token_ids(arguments: argparse.Namespace) -> tuple[LM, Iterator[list[int]]]:
     return lm, (tokenizer.encode(text) for text in _texts(arguments.files))
 
 
-def _can_be_made(path: Path) -> bool:
-    """Whether folders can be made at ``path``, below the nearest folder that exists."""
-    above = path.absolute().parent
-    while not above.exists():
-        above = above.parent
-    return above.is_dir() and os.access(above, os.W_OK)
-
-
 def _texts(files: list[str]) -> Iterator[str]:
     """Yields the texts of files, one after the other."""
     for name in files:
         if Path(name).suffix != ".jsonl":
             try:
-                yield Path(name).read_text(encoding="utf-8")
+                yield Path(name).read_text(encoding="utf-8-sig")
             except UnicodeDecodeError as error:
                 raise ValueError(
                     f"files: {name}: byte {error.start} is not UTF-8; name files of texts in UTF-8"

@@ -48,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     lm = set_up(arguments)
     options = options_of(arguments, lm) | {"inputs": heard}
     found = specjax.trace(lm, prompt, rounds=arguments.rounds, **options)
+    if found.interrupted and not found.rounds:
+        raise KeyboardInterrupt  # nothing is shown in place of an earlier page
     save_session(arguments, options)
     if jax.process_index() == 0:  # of several processes, which all have the rounds
         size = found.save(arguments.output)

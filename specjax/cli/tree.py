@@ -22,6 +22,7 @@ from ..text.own_drafters import own_draft_name
 from ..text.prepare import end_ids, prepare
 from ..trees import MOST_NODES
 from .options import DTYPE, set_up
+from .outputs import check_file
 from .prompts import read_prompts
 
 SIZES = (1, 2, 4, 8, 16, 32)  # numbers of nodes of the timed passes
@@ -45,7 +46,8 @@ def add(commands) -> None:
     )
     p.add_argument(
         "--prompts",
-        help="a file of prompts, see specjax plan; default: the prompts that ship with the package",
+        help="a file of prompts, see specjax plan; default, for the embedded model: held-out "
+        "prompts that ship with the package",
     )
     p.add_argument(
         "--limit", type=int, default=32, help="the most prompts that are used, 32 by default"
@@ -79,8 +81,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Measures, and prints the counts, the times and the choice; returns the exit code."""
     from rich.console import Console
 
-    if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
-        raise ValueError(f"--output {arguments.output}: there is no such folder")
+    if arguments.output:
+        if Path(arguments.output).suffix != ".json":
+            raise ValueError(
+                f"--output {arguments.output}: --tree of generate reads .json files; give a name "
+                "that ends with .json"
+            )
+        check_file("--output", arguments.output)
     if arguments.max_new_tokens < 2:
         raise ValueError(
             f"--max-new-tokens {arguments.max_new_tokens}: the pass over a prompt emits the first "

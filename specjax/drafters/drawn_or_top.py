@@ -43,8 +43,8 @@ DRAWN, TOP, NEITHER = 0, 1, -1  # ways of a round; the last: it did not draft fo
 
 @pytree_dataclass
 class DrawnOrTopState:
-    """``inner``: the other drafter's; ``tokens``, ``rounds``: float32 ``[B, 2]``, the tokens of each
-    way's rounds, and how many these were; ``way``: int32 ``[B]``, that of this round."""
+    """``inner``: the other drafter's; ``tokens``, ``rounds``: float32 ``[B, 2]``, the tokens that
+    each way's rounds committed, and their number; ``way``: int32 ``[B]``, that of this round."""
 
     inner: PyTree
     tokens: jax.Array
@@ -70,7 +70,6 @@ class DrawnOrTop(DrafterWrapper):
     """
 
     explore: float = 0.5
-    can_rewind = False  # the choice depends on the rounds before
 
     def __post_init__(self):
         check_field(self, "inner", Drafter, "an object of specjax.Drafter")
@@ -81,6 +80,10 @@ class DrawnOrTop(DrafterWrapper):
     @property
     def has_weights(self) -> bool:
         return self.inner.has_weights
+
+    @property
+    def can_rewind(self) -> bool:
+        return False  # the choice depends on the rounds before
 
     def init(self, params, target_params, batch, capacity, inputs=None):
         return DrawnOrTopState(

@@ -40,7 +40,8 @@ class LM:
       target: the functions of the model, without arrays (see ``specjax.Target``).
       params: the weights, ``params["target"]`` of ``decode``.
       tokenizer: None where the model works with token ids alone.
-      name: what ``load`` was asked for, or the name given to ``LM.of``.
+      name: what ``load`` was asked for (``~`` stands for the user's folder, whose name is written
+        out), or the name given to ``LM.of``.
       fingerprint: identifies the checkpoint (config and weights) and its quantization.
       checkpoint: identifies the weights alone; draft heads name their target by it.
       mesh: the devices that hold the weights and decode; None: the default device.
@@ -242,7 +243,7 @@ def load(
         place = EMBEDDED.get(_SHARED_TOKENIZER.get(name, ""), folder)
         found = load_tokenizer(place, config.eos_ids)
     elif isinstance(tokenizer, str | os.PathLike):
-        found = load_tokenizer(tokenizer, config.eos_ids)
+        found = load_tokenizer(name_of("tokenizer", tokenizer), config.eos_ids)
     elif tokenizer is not False:
         found = wrap_tokenizer(tokenizer, config.eos_ids, config.vocab_size)
     if found is not None and not config.eos_ids:

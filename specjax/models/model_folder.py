@@ -17,7 +17,8 @@ _CHUNK = 1 << 20  # bytes
 
 
 def name_of(argument: str, given: object) -> str:
-    """The text of a folder or hub name that a user gave as ``argument``.
+    """The text of a folder or hub name that a user gave as ``argument``, with the user's folder in
+    place of a ``~`` at its beginning.
 
     Raises:
       TypeError: it is neither a text nor a path.
@@ -27,7 +28,7 @@ def name_of(argument: str, given: object) -> str:
             f"{argument}={given!r:.60}: give a folder or a name on the hub (owner/name), as a text "
             "or a path"
         )
-    return os.fspath(given)
+    return os.path.expanduser(os.fspath(given))
 
 
 def folder_of(name: str, revision: str | None, files: Sequence[str] = _HUB_FILES) -> Path:
@@ -37,7 +38,7 @@ def folder_of(name: str, revision: str | None, files: Sequence[str] = _HUB_FILES
         if not (EMBEDDED[name] / "config.json").is_file():
             raise FileNotFoundError(f"the {name} weights are not part of this installation")
         return EMBEDDED[name]
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if name and path.is_dir():
         return path
     if path.is_file():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 
 from ..checkpoints import HeadLM
@@ -32,6 +34,13 @@ def short(name: str) -> str:
     method = method_of(name)
     path = name.removeprefix(f"{method}:") if method else name
     return f"{method}:{Path(path).name}" if method else Path(path).name
+
+
+def shortened(names: Collection[str]) -> dict[str, str]:
+    """Names of drafters as one table shows them: ``short``, unless two would look the same."""
+    found = {name: short(name) for name in names}
+    counts = collections.Counter(found.values())
+    return {name: one if counts[one] == 1 else name for name, one in found.items()}
 
 
 def named_translated(lm: LM, name: str, settings: dict) -> HeadLM:

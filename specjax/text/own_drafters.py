@@ -23,7 +23,7 @@ from ..drafters.registry import DRAFT
 from ..drafters.self_draft import SelfDraft
 from ..models.files import read_json
 from ..models.lm import LM, as_drafter, load
-from ..models.model_folder import EMBEDDED
+from ..models.model_folder import EMBEDDED, name_of
 from ..models.tokenizer import holds_tokenizer
 
 log = logging.getLogger("specjax")
@@ -77,9 +77,10 @@ def once_in_a_row(find: Callable[Concatenate[LM, P], T]) -> Callable[Concatenate
 
 def folder_stamp(name: str) -> tuple:
     """What changes where a file of the folder ``name`` does; of a hub name, nothing."""
-    if not Path(name).is_dir():
+    folder = Path(name_of("name", name))
+    if not folder.is_dir():
         return ()
-    files = [(path.name, path.stat()) for path in sorted(Path(name).iterdir())]
+    files = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)
 
 
@@ -229,6 +230,7 @@ def load_draft(lm: LM, name: str, config: dict, settings: dict[str, Any]) -> LM:
       settings: further arguments of ``load``.
     """
     own: dict[str, Any] = {"dtype": lm.dtype.name}
+    name = name_of("name", name)
     fits = config.get("vocab_size") == lm.target.vocab_size
     if fits and Path(name).is_dir() and not holds_tokenizer(name):
         own["tokenizer"] = lm.tokenizer or False

@@ -67,7 +67,7 @@ class Session:
                 f"capacity={capacity}: with matches of up to {longest} tokens a table holds at "
                 f"most {(2**31 - 1) // (longest + 1)}; give that, or a drafter that compares fewer"
             )
-        check_table_fits(8 * capacity, f"capacity={capacity}", "give a smaller capacity")
+        check_table_fits(8 * capacity, f"capacity={capacity}", "give a smaller one")
         self.lm, self.drafter = lm, drafter
         self.table: TextTable = text_table.empty(capacity, drafter.block)
 
@@ -155,6 +155,7 @@ class Session:
 
         Raises:
           FileNotFoundError: there is no such file.
+          PermissionError: the file may not be read.
           ValueError: the file is not a session, is truncated, or has another version or the answers
             of another tokenizer.
         """
@@ -166,6 +167,11 @@ class Session:
         except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError, OSError) as error:
             if isinstance(error, FileNotFoundError):
                 raise
+            if isinstance(error, PermissionError):
+                raise PermissionError(
+                    f"{os.fspath(path)}: the session may not be read ({error.strerror}); change "
+                    "its permissions, or take another file"
+                ) from None
             reason = getattr(error, "strerror", None)  # what NumPy says is about other files
             why = f" ({reason})" if reason else ""
             raise ValueError(

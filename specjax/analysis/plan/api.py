@@ -14,7 +14,6 @@ are measured. ``measure.py`` measures and ``predict.py`` predicts.
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 import os
 import time
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ... import sharding
+from ..._internal.table_text import table_text
 from ...checkpoints import HeadLM
 from ...drafters.self_draft import SelfDraft
 from ...models.lm import LM
@@ -141,12 +141,13 @@ class Plan:
                 table.add_column(name, justify="left", overflow="fold")
             else:
                 table.add_column(name, justify="right", no_wrap=True)
+        shown = other_vocabulary.shortened({c.drafter for c in self.candidates})
         for c in self.candidates:
             accepted = "" if math.isnan(c.acceptance) else f"{100 * c.acceptance:.0f} %"
             low, high = c.interval or (0, 0)
             spread = f"{low:.2f}–{high:.2f}" if high and c.drafter != PLAIN else ""
-            name = other_vocabulary.short(c.drafter)
-            cells = [str(c.batch), name, str(c.num_draft or ""), f"{c.tau:.2f}", accepted]
+            cells = [str(c.batch), shown[c.drafter], str(c.num_draft or "")]
+            cells += [f"{c.tau:.2f}", accepted]
             cells += [f"{c.rounds_rate:,.0f}", f"{c.rate:,.0f}", f"{c.ratio:.2f}", spread]
             if c.measured is not None:
                 cells += [f"{c.measured:,.0f}", f"{c.measured_ratio:.2f}"]
@@ -176,11 +177,7 @@ class Plan:
         return plain(facts | {"choice": chosen, "options": options, "verdict": self.verdict})
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        out = io.StringIO()
-        Console(file=out, width=WIDTH, color_system=None).print(self.table())
-        return f"{out.getvalue()}{self.verdict}"
+        return table_text(self.table(), WIDTH) + self.verdict
 
 
 def plan(

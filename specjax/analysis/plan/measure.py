@@ -145,9 +145,7 @@ class Survey:
             prepare_measured(
                 self.lm,
                 group,
-                dataclasses.replace(
-                    self.common, drafter=drafter, drafting=drafting, inputs=inputs
-                ),
+                dataclasses.replace(self.common, drafter=drafter, drafting=drafting, inputs=inputs),
                 least_width=self.width,
                 least_buffer=self.buffer,
             )
