@@ -37,7 +37,7 @@ from . import (
     samples,
     tokenizer,
 )
-from .config import ConfigError, resolved
+from .config import SEEDS, ConfigError, resolved
 from .evaluate import Mean, make_evaluate, mean
 from .loop import TrainingTask, estimate, fit
 from .teacher import load_teacher
@@ -171,9 +171,9 @@ def run(config: BoostConfig, *, dry_run: bool = False) -> None:
     for number in range(config.num_drafters):
         own = dataclasses.replace(
             one,
-            data=dataclasses.replace(one.data, seed=one.data.seed + number),
+            data=dataclasses.replace(one.data, seed=(one.data.seed + number) % SEEDS),
             run=dataclasses.replace(
-                one.run, folder=str(folder / f"{number + 1}"), seed=one.run.seed + number
+                one.run, folder=str(folder / f"{number + 1}"), seed=(one.run.seed + number) % SEEDS
             ),
         )
         frozen = {"target": teacher.params, "earlier": trained}

@@ -34,6 +34,8 @@ from .scale import by_first, is_first
 
 CONFIG = "config.json"  # the file of a run's configuration
 FINISHED = "finished.json"  # the file with the configuration of a run that has finished
+# how the names end of all measures whose best value is the least
+LESS_IS_BETTER = ("loss", "heldout_bits_per_byte", "heldout_repeated", "squared_error", "tv")
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
@@ -300,7 +302,7 @@ def check_measure(measure: str, measured: Iterable[str]) -> None:
 class Best:
     """Keeps the parameters with the best value of a measure in ``folder/best/STEP``.
 
-    The best value is the greatest, or the least of a loss.
+    The best value is the greatest, or the least of what ``LESS_IS_BETTER`` names.
 
     Args:
       measure: the name of the measure; empty: nothing is kept.
@@ -311,7 +313,7 @@ class Best:
 
     def __init__(self, folder: Path, measure: str, rows: list[dict]):
         self._folder, self._measure = (folder / "best").absolute(), measure
-        self._sign = -1 if measure.endswith("loss") else 1
+        self._sign = -1 if measure.endswith(LESS_IS_BETTER) else 1
         self.value, self.step = -self._sign * math.inf, 0
         kept = _steps(self._folder)
         for row in rows:

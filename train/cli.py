@@ -110,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_recipe(arguments.recipe, file)
         settings = config.load(recipe.Config, file, arguments.fields)
         check_scale(arguments.recipe, settings, arguments.processes)
-        check_folders(settings)
+        if not arguments.processes or arguments.processes[2] == "0":  # the others would interfere
+            check_folders(settings)
         with _process(arguments.processes):
             if arguments.dry_run:
                 outlook.note("reading the models and the text")

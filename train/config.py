@@ -109,6 +109,12 @@ class DataConfig:
             )
 
 
+def _shown(value) -> str:
+    """A value as it is written on the command line."""
+    shown = repr(list(value) if isinstance(value, tuple) else value)
+    return shown.lower() if isinstance(value, bool) else shown
+
+
 def check_unread(data: DataConfig, names: typing.Sequence[str], reason: str, way_out: str) -> None:
     """Raises ConfigError for fields of the section ``data`` that a recipe does not read.
 
@@ -123,10 +129,26 @@ def check_unread(data: DataConfig, names: typing.Sequence[str], reason: str, way
     for name in names:
         given = vars(data)[name]
         if given != usual[name]:
-            shown = repr(list(given) if isinstance(given, tuple) else given)
-            shown = shown.lower() if isinstance(given, bool) else shown
             share = f" (and data.{name}_share)" if f"{name}_share" in usual else ""
-            raise ConfigError(f"data.{name}={shown}: {reason}; leave it out{share}, or {way_out}")
+            shown = f"data.{name}={_shown(given)}"
+            raise ConfigError(f"{shown}: {reason}; leave it out{share}, or {way_out}")
+
+
+def check_unused(settings, names: typing.Sequence[str], reason: str, way_out: str) -> None:
+    """Raises ConfigError for fields that are not as by default, although nothing reads them.
+
+    Args:
+      settings: the dataclass of the fields.
+      names: the fields.
+      reason: why nothing reads them.
+      way_out: the end of the message.
+    """
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if field.name in names and value != field.default:
+            raise ConfigError(
+                f"{field.name}={_shown(value)}: {reason}; leave {field.name} out, or {way_out}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

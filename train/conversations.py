@@ -6,12 +6,15 @@ a system's message, which may be left out, users and assistant take turns.
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Mapping, Sequence
 
 ROLES = {"human": "user", "gpt": "assistant"}  # of ShareGPT
 TURNS = ("user", "assistant")
 CUT = "cut"  # a field of a message: the answer was cut at its budget, so its end is not learned
+TODAY = datetime.datetime(2025, 1, 1)  # of templates that print it: the same on any day of a run
+DATE = re.compile(r"""\bstrftime_now\(\s*(["'])(.*?)\1\s*\)""")  # prints today in a template
 MARKED = re.compile(r"\{%-?\s*generation\b")  # marks the assistant's text in a template
 
 
@@ -52,6 +55,29 @@ def checked(messages) -> list[dict]:
     return found
 
 
+def rendered(tokenizer, messages, asks: bool = True, **how):
+    """Applies a tokenizer's chat template, in which today is always ``TODAY``.
+
+    Args:
+      tokenizer: a ``specjax.models.tokenizer.TransformersTokenizer`` with a chat template.
+      messages: the messages in OpenAI's form.
+      asks: whether the assistant's next turn is begun at the end.
+      **how: further arguments of ``apply_chat_template`` of transformers.
+
+    Raises:
+      ValueError: the template refuses the messages.
+    """
+    from jinja2 import TemplateError
+
+    template = tokenizer.backend.get_chat_template()
+    template = DATE.sub(lambda call: repr(TODAY.strftime(call[2])), template)
+    how |= dict(add_generation_prompt=asks, chat_template=template)
+    try:
+        return tokenizer.backend.apply_chat_template(list(messages), **how)
+    except TemplateError as error:  # such as a system's message where there is no place for it
+        raise ValueError(f"the chat template refuses it: {error}") from None
+
+
 def encode(tokenizer, messages: Sequence[Mapping]) -> tuple[list[int], list[bool]]:
     """Returns the token ids of a conversation, and which of them are the assistant's.
 
@@ -76,30 +102,20 @@ def encode(tokenizer, messages: Sequence[Mapping]) -> tuple[list[int], list[bool
 
 def _encode(tokenizer, messages, asks: bool) -> tuple[list[int], list[bool]]:
     """``encode`` by the template; with ``asks`` the assistant's next turn is begun at the end."""
-    from jinja2 import TemplateError
-
-    backend = tokenizer.backend
-
-    def rendered(messages, asks, **how):
-        return backend.apply_chat_template(list(messages), add_generation_prompt=asks, **how)
-
-    try:
-        if MARKED.search(backend.get_chat_template()):
-            marks = dict(return_dict=True, return_assistant_tokens_mask=True)
-            found = rendered(messages, asks, **marks)
-            return list(found["input_ids"]), [bool(mark) for mark in found["assistant_masks"]]
-        text = rendered(messages, asks, tokenize=False)
-        turns = [
-            (
-                rendered(messages[:i], True, tokenize=False),
-                rendered(messages[: i + 1], False, tokenize=False),
-            )
-            for i, message in enumerate(messages)
-            if message["role"] == "assistant"
-        ]
-    except TemplateError as error:  # such as a system's message where there is no place for it
-        raise ValueError(f"the chat template refuses it: {error}") from None
-    found = backend(text, add_special_tokens=False, return_offsets_mapping=True)
+    if MARKED.search(tokenizer.backend.get_chat_template()):
+        marks = dict(return_dict=True, return_assistant_tokens_mask=True)
+        found = rendered(tokenizer, messages, asks, **marks)
+        return list(found["input_ids"]), [bool(mark) for mark in found["assistant_masks"]]
+    text = rendered(tokenizer, messages, asks, tokenize=False)
+    turns = [
+        (
+            rendered(tokenizer, messages[:i], True, tokenize=False),
+            rendered(tokenizer, messages[: i + 1], False, tokenize=False),
+        )
+        for i, message in enumerate(messages)
+        if message["role"] == "assistant"
+    ]
+    found = tokenizer.backend(text, add_special_tokens=False, return_offsets_mapping=True)
     ids, begins = found["input_ids"], [begin for begin, _ in found["offset_mapping"]]
     counts = [False] * len(ids)
     for before, after in turns:

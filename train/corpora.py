@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from . import corpus, packages, sources
 from .config import ConfigError, DataConfig
 from .sources import Document
@@ -13,18 +15,25 @@ def documents(
     """Reads the documents of a corpus.
 
     Args:
-      name: ``"stdlib"``, ``"packages"``, or a file, folder or data set that ``sources`` reads.
+      name: ``"stdlib"``, ``"packages"``, or a file, folder or data set that ``sources`` reads; or
+        the name, without the numbers of its shards, of conversations that ``regenerate`` wrote.
       split: ``"train"`` or ``"heldout"``.
       strict: refuse files that differ from the manifest of ``stdlib`` or ``packages``.
       broken_share: the share of a file's documents that may be unreadable, and are left out.
 
     Raises:
-      ConfigError: the corpus cannot be read, or has no documents in this split.
+      ConfigError: the corpus or one of its shards cannot be read, or has no documents in this
+        split.
     """
+    from . import samples  # which reads tokenizers, which read texts
+
     if name == "stdlib":
         found = corpus.stdlib_documents(split, strict=strict)
     elif name == "packages":
         found = packages.documents(split, strict=strict)
+    elif not (path := Path(name)).exists() and samples.num_shards(path):
+        shards = samples.shards_of(path, "regenerate")
+        found = [own for file in shards for own in sources.read(str(file), split, broken_share)]
     else:
         found = sources.read(name, split, broken_share)
     if not found:

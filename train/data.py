@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from . import conversations, corpora, sources
-from .config import NOTHING, ConfigError, DataConfig
+from .config import NOTHING, SEEDS, ConfigError, DataConfig
 
 EPOCHS = 1_000_000  # practically endless; Grain needs a finite length
 MIXED_SEED = 1000  # far from the seeds of samples, which follow that of the corpus
@@ -97,8 +97,8 @@ def load_stream(config: DataConfig, split: str) -> tuple[Stream, int]:
     packed = pack(tokenizers.encoded(tokenizer, texts), end_of_text)
     if len(packed) < 2 * config.length + 2:
         raise ConfigError(
-            f"data.length={config.length}, but the split {split!r} holds {len(packed)} tokens; "
-            "give more text or a smaller length"
+            f"data.length={config.length}, but the split {split!r} of {config.corpus!r} holds "
+            f"{len(packed)} tokens; give more text or a smaller length"
         )
     return Stream(packed), end_of_text
 
@@ -140,8 +140,8 @@ def _conversations(documents, config: DataConfig, split: str, end_of_text: int) 
         )
     if not found:
         raise ConfigError(
-            f"data.length={config.length}: in no conversation of the split {split!r} does the "
-            "assistant speak that early; give a greater length"
+            f"data.length={config.length}: in no conversation of the split {split!r} of "
+            f"{config.corpus!r} does the assistant speak that early; give a greater length"
         )
     return lay(found, config.length, end_of_text)
 
@@ -244,14 +244,17 @@ def training_batches(
         starts = np.arange(0, len(stream) - (1 if stream.aligned else 2) * length, length)
         return grain.MapDataset.source(starts).seed(seed).shuffle().repeat(EPOCHS).random_map(cut)
 
-    sources = [rows_of(own, config.seed + MIXED_SEED * i) for i, own in enumerate(streams)]
+    sources = [
+        rows_of(own, (config.seed + MIXED_SEED * i) % SEEDS) for i, own in enumerate(streams)
+    ]
     for i, own in enumerate(samples):
         if own.tokens.ndim != 2 or own.tokens.shape[1] != length + 1:
             raise ConfigError(
                 f"data.samples holds rows of shape {own.tokens.shape}, data.length={length} needs "
                 f"[n, {length + 1}]: regenerate them with this length"
             )
-        source = grain.MapDataset.source(np.arange(len(own.tokens))).seed(config.seed + 1 + i)
+        seed = (config.seed + 1 + i) % SEEDS
+        source = grain.MapDataset.source(np.arange(len(own.tokens))).seed(seed)
         source = source.shuffle().repeat(EPOCHS)
         sources.append(source.map(lambda n, own=own: row(own.tokens[n], own.weight[n])))
     rows = sources[0]
@@ -274,8 +277,8 @@ def batched(rows, config: DataConfig, shard: tuple[int, int], *, prefetch: int):
     index, count = shard
     if config.batch % count:
         raise ConfigError(
-            f"data.batch={config.batch} cannot be shared evenly by {count} hosts: give a multiple "
-            f"of {count}"
+            f"data.batch={config.batch} cannot be shared evenly by {count} processes (or shards "
+            f"of the recipe features): give a multiple of {count}"
         )
     own = rows.slice(slice(index, None, count)) if count > 1 else rows
     reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)

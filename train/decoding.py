@@ -15,6 +15,7 @@ import specjax
 from specjax import sharding
 from specjax.decoding.stats import tau_of as mean_emitted
 from specjax.models.placement import check_divides
+from specjax.serving import jsonl_input
 from specjax.sharding import DATA, MODEL
 from specjax.types import Drafter
 
@@ -154,10 +155,18 @@ def prompt_sets(lm, stream: data.Stream, config: DecodingConfig, end_of_text: in
     """Returns prompts by the prefix of their measures, which is ``""`` for the held-out stream.
 
     Raises:
-      ConfigError: a file of prompts is missing, holds something else, or has too few prompts.
+      ConfigError: a file of prompts is missing, holds something else, or has too few prompts; or
+        the target's context has no room for a prompt and the new tokens.
     """
     if not config.num_prompts:
         return {}
+    asked, context = config.prompt_tokens + config.new_tokens, lm.max_positions
+    if context is not None and asked > context:
+        raise ConfigError(
+            f"decoding.prompt_tokens={config.prompt_tokens}, decoding.new_tokens="
+            f"{config.new_tokens}: these are {asked} tokens a prompt, and {lm.name} reads up to "
+            f"{context}; give fewer, or decoding.num_prompts=0, which decodes no prompts"
+        )
     tokens = heldout_prompts(stream, config, end_of_text)
     sets = {"": (tokens, np.full(len(tokens), tokens.shape[1], np.int32))}
     for name in config.files:
@@ -168,12 +177,18 @@ def prompt_sets(lm, stream: data.Stream, config: DecodingConfig, end_of_text: in
 def _read_prompts(lm, name: str, config: DecodingConfig) -> Prompts:
     """Reads ``num_prompts`` evenly spread prompts of a file; keeps their last ``prompt_tokens``."""
     try:
-        texts = [json.loads(line)["text"] for line in Path(name).read_text("utf-8").splitlines()]
+        lines = jsonl_input.divided(Path(name).read_bytes())
+        texts = [jsonl_input.parsed(line)["text"] for _, line in lines]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(
             f'decoding.files: {name!r} is no file of prompts, JSON lines with a "text" '
             f"({type(error).__name__}: {error})"
         ) from None
+    if empty := [text for text in texts if not isinstance(text, str) or not text]:
+        raise ConfigError(
+            f'decoding.files: {name!r} has a line with "text": {json.dumps(empty[0])}; accepted: '
+            "a text that is not empty; leave that line out"
+        )
     count = min(config.num_prompts, len(texts) // config.batch * config.batch)
     if not count:
         raise ConfigError(

@@ -42,7 +42,15 @@ from . import (
     scale,
     tokenizer,
 )
-from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, check_stems, resolved
+from .config import (
+    ConfigError,
+    DataConfig,
+    OptimizerConfig,
+    RunConfig,
+    check_stems,
+    check_unused,
+    resolved,
+)
 from .evaluate import Mean, make_evaluate, mean
 from .loop import TrainingTask, estimate, fit
 from .teacher import load_teacher
@@ -98,6 +106,19 @@ class LearningFromTarget:
                 "less than one row: give a larger share or batch, or 0"
             )
 
+    def check_used(self) -> None:
+        """Raises ConfigError for settings that this run does not read. A section of which several
+        runs are made is not asked, since another one of them may."""
+        if not self.on_policy:
+            reason = "with on_policy=0 the drafter writes no text"
+            check_unused(
+                self, ("prompt_tokens", "temperature"), reason, "give an on_policy above 0"
+            )
+        for name, kind in (("beta", "jsd"), ("mix", "kl_tv"), ("eta", "lk")):
+            if self.divergence != kind:
+                reason = f"divergence={self.divergence} does not read it"
+                check_unused(self, (name,), reason, f"give divergence={kind}")
+
     def distance(self):
         """Returns the divergence ``D(p_logits, q_logits)``."""
         how = {name: getattr(self, name) for name in ("beta", "mix", "eta")}
@@ -114,6 +135,10 @@ class DistillConfig(LearningFromTarget):
 
     model: model.ModelConfig
     init: str = ""  # the folder of a drafter of this shape to start from; "": random weights
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.model.check_length(self.data.length)
 
 
 Config = DistillConfig
@@ -201,7 +226,7 @@ def make_loss(pair: Pair, config: LearningFromTarget):
         tokens, weight, hidden = unpacked(pair, batch)
         own_rows = config.own_rows(len(tokens))
         if own_rows:
-            order = jnp.argsort(keys.index)  # the order of rows differs between processes
+            order = own_text.order_of(keys)
             read = tokens, weight, hidden, keys.rows
             tokens, weight, hidden, drawn = jax.tree.map(lambda x: jnp.asarray(x)[order], read)
             written, own = write(params, tokens[:own_rows], drawn[:own_rows])
@@ -319,6 +344,7 @@ def load_lesson(config: LearningFromTarget) -> Lesson:
 
 def run(config: DistillConfig, *, dry_run: bool = False) -> None:
     """Trains a draft model and exports it to ``run.folder/model``, without a tokenizer."""
+    config.check_used()
     lesson = load_lesson(config)
     shape = config.model.decoder(lesson.teacher.config.vocab_size, lesson.end_of_text)
     params = model.starting_params(shape, config.run.seed, config.init)

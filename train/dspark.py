@@ -36,7 +36,7 @@ from specjax.drafters.dspark import DSpark, DSparkConfig
 from specjax.drafters.markov import KINDS
 
 from . import block, calibrate, chunks, frozen, head_losses, losses, own_drafts
-from .config import ConfigError
+from .config import ConfigError, check_unused
 from .rows import Heads, fresh
 
 SCALED = ("drawn", "greedy", "nothing")
@@ -62,6 +62,9 @@ class DSparkTrainingConfig(own_drafts.OwnDraftsConfig):
             raise ConfigError(f"markov={self.markov!r}; known: {', '.join(KINDS)}")
         if self.scaled_for not in SCALED:
             raise ConfigError(f"scaled_for={self.scaled_for!r}; known: {', '.join(SCALED)}")
+        if not self.confidence_weight:
+            reason = "with confidence_weight=0 the drafter has no chances"
+            check_unused(self, ("scaled_for",), reason, "give a confidence_weight above 0")
         if self.num_heads < 2 or self.markov_rank < 1:
             raise ConfigError(
                 f"num_heads={self.num_heads}, markov_rank={self.markov_rank}; accepted: at least 2 "

@@ -16,12 +16,23 @@ from . import tokenizer as tokenizers
 from .scale import by_first
 
 FINGERPRINTS = "fingerprint.json"
-FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
+FILES = ("config.json", tokenizers.GENERATION, "model.safetensors", "tokenizer.json")
 
 
 @by_first
-def export(config: DecoderConfig, params, folder: Path, tokenizer, *, with_tokenizer=True) -> None:
+def export(
+    config: DecoderConfig,
+    params,
+    folder: Path,
+    tokenizer,
+    *,
+    with_tokenizer: bool = True,
+    source: str = "",
+) -> None:
     """Writes ``config.json``, ``model.safetensors`` and, unless it is shared, the tokenizer.
+
+    ``source`` is the name by which the tokenizer was loaded: its settings and its chat template are
+    then exported with it.
 
     ``fingerprint.json`` holds the SHA-256 of the files, and that of the tokenizer's behaviour, by
     which a drafter without a tokenizer of its own is matched to its target.
@@ -31,9 +42,10 @@ def export(config: DecoderConfig, params, folder: Path, tokenizer, *, with_token
     folder.mkdir(parents=True, exist_ok=True)
     save_pretrained(nnx.merge(graph_definition(config), params), folder, dtype=jnp.bfloat16)
     if with_tokenizer:
-        tokenizers.save(tokenizer, folder)
+        end = tokenizer.id_to_token(config.eos_ids[0]) if config.eos_ids else tokenizers.END_OF_TEXT
+        tokenizers.save(tokenizer, folder, end, source)
         ends = {"bos_token_id": config.bos_id, "eos_token_id": list(config.eos_ids)}
-        (folder / "generation_config.json").write_text(json.dumps(ends, indent=2) + "\n")
+        (folder / tokenizers.GENERATION).write_text(json.dumps(ends, indent=2) + "\n")
     write_fingerprints(folder, tokenizer)
     print(f"exported to {folder}")
 

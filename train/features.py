@@ -35,7 +35,15 @@ from flax import nnx
 from specjax.models.causal_lm import graph_definition
 
 from . import chunks, data, losses, model, outlook, samples, tokenizer, unroll
-from .config import ConfigError, DataConfig, check_split, defaults, differences, flatten
+from .config import (
+    ConfigError,
+    DataConfig,
+    check_split,
+    check_unread,
+    defaults,
+    differences,
+    flatten,
+)
 from .teacher import load_teacher
 
 TOKENS, WEIGHT = "tokens.npy", "weight.npy"
@@ -213,8 +221,14 @@ def batches(rows: StoredRows, config: DataConfig, *, shard: tuple[int, int] = (0
     """Returns an endless Grain iterator over batches of ``rows``, in a new order each epoch.
 
     ``shard`` is that of ``data.training_batches``.
+
+    Raises:
+      ConfigError: ``config`` names further text, which is not read.
     """
     import grain
+
+    reason = "with features= all rows to learn from are those stored there"
+    check_unread(config, ("samples", "mixed"), reason, "leave features out")
 
     dataset = grain.MapDataset.source(rows).seed(config.seed).shuffle().repeat(data.EPOCHS)
     return data.batched(dataset, config, shard, prefetch=4)

@@ -182,13 +182,17 @@ def make_loss(heads: Heads, target, read, config):
     return loss
 
 
-def make_measure(heads: Heads, target, read, config):
+def make_measure(heads: Heads, target, read, config, loss_of=None):
     """Returns held-out measures that need no decoding.
 
     They are the loss, the share of positions at which each head's best token is the target's, and
     ``greedy_tau``, the tokens emitted per round if the text were decoded greedily. The last one is
     exact for text that the target wrote greedily.
+
+    ``loss_of(q, said)`` returns the loss at each place for the logits ``q`` and a ``Said``; None:
+    ``nats``.
     """
+    loss_of = loss_of or functools.partial(nats, teacher_share=config.teacher_share)
     laws, cap = Laws(target, heads.vocab), cap_of(heads, target)
 
     def terms(tables, states, table, pieces):
@@ -199,7 +203,7 @@ def make_measure(heads: Heads, target, read, config):
             best = jnp.argmax(q, axis=-1)
             best = best if heads.vocab is None else jnp.asarray(heads.vocab)[best]
             known = jnp.ones(best.shape) if said.known is None else said.known
-            found.append((nats(q, said, config.teacher_share), best == said.best, known))
+            found.append((loss_of(q, said), best == said.best, known))
         return found
 
     def measure(params, frozen, tokens, weight):
@@ -221,3 +225,18 @@ def make_measure(heads: Heads, target, read, config):
         return {"heldout_loss": shared(means, config.decay), **found}
 
     return measure
+
+
+def make_mean_measure(*given, loss_of=None):
+    """As ``make_measure``, for recipes whose loss is the weighted mean over heads: so is the
+    held-out one."""
+    measure = make_measure(*given, loss_of=loss_of)
+
+    def averaged(*read):
+        found = measure(*read)
+        terms = found["heldout_loss"]
+        scale = sum(term.share for term in terms.values())
+        terms = {name: x._replace(share=x.share / scale) for name, x in terms.items()}
+        return {**found, "heldout_loss": terms}
+
+    return averaged

@@ -17,7 +17,7 @@ import jax
 from specjax.drafters import blockwise, medusa
 
 from . import frozen, head_losses
-from .config import ConfigError
+from .config import ConfigError, check_unused
 from .rows import Heads, fresh
 
 
@@ -38,6 +38,9 @@ class HeadsConfig(frozen.FrozenConfig):
         for name, least in (("num_layers", 1), ("trunk_size", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least {least}")
+        for kind, names in (("medusa", ("num_layers", "tied")), ("blockwise", ("trunk_size",))):
+            if self.kind != kind:
+                check_unused(self, names, f"kind={self.kind} does not read it", f"give kind={kind}")
 
 
 Config = HeadsConfig

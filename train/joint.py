@@ -175,8 +175,9 @@ def train(config: JointConfig, setting, made: Heads, head_terms, *, dry_run: boo
         return estimate(task, config.optimizer, config.run, words)
     params = fit(task, resolved(config), config.optimizer, config.run)
     folder = Path(config.run.folder)
-    vocabulary = tokenizer.load(config.data.tokenizer)
-    export.export(lm.config, params["target"], folder / TARGET, vocabulary)
+    source = config.data.tokenizer
+    vocabulary = tokenizer.load(source)
+    export.export(lm.config, params["target"], folder / TARGET, vocabulary, source=source)
     trained = specjax.load(folder / TARGET)
     own = card.Export(folder / TARGET, card.TARGET, "target", resolved(config))
     report.finish(config, own)

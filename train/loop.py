@@ -126,7 +126,7 @@ def advance(steps: Steps, flat_config: dict, run: RunConfig) -> PyTree:
     folder, layout = Path(run.folder), steps.layout
     with contextlib.ExitStack() as stack:
         stack.enter_context(checkpoint.alone(folder))
-        checkpoint.record_config(folder, flat_config)
+        checkpoint.check_config(folder, flat_config)
         stack.enter_context(checkpoint.writing(folder))
         manager = stack.enter_context(checkpoint.checkpoints(folder, run.keep))
         stop = stack.enter_context(_stop_requests())
@@ -136,6 +136,7 @@ def advance(steps: Steps, flat_config: dict, run: RunConfig) -> PyTree:
                 f"run.steps={run.steps}, but the run in {folder} is at step {first} already: give "
                 f"run.steps={first} or more, or another run.folder"
             )
+        checkpoint.record_config(folder, flat_config)  # a refused request leaves all as it is
         if first == run.steps:
             print(f"{folder} is at step {first} already, its last; a greater run.steps goes on")
         log = Log(folder, first, run.metrics, flat_config) if scale.is_first() else NoLog()

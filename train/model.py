@@ -13,6 +13,8 @@ from specjax.models.hf import load_weights
 from specjax.models.model_folder import EMBEDDED
 from specjax.models.quantize import FLOAT
 
+from .config import ConfigError
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -27,6 +29,14 @@ class ModelConfig:
     max_positions: int = 1024  # may exceed data.length, but no longer text is trained on
     tie_embeddings: bool = True  # the LM head is the embedding
     rope_theta: float = 10_000.0  # the base of the frequencies of rotary positions
+
+    def check_length(self, length: int) -> None:
+        """Raises ConfigError where rows to train on are longer than the model's context."""
+        if length > self.max_positions:
+            raise ConfigError(
+                f"data.length={length}: the model reads up to model.max_positions="
+                f"{self.max_positions} tokens; give no more, or raise model.max_positions"
+            )
 
     def decoder(self, vocab_size: int, end_of_text: int) -> DecoderConfig:
         """The decoder of this shape over a tokenizer's vocabulary."""

@@ -89,4 +89,5 @@ def make_loss(made: Heads, target, read, config: MTPTrainingConfig):
 def run(config: MTPTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
     setting = frozen.make_setting(config)
-    frozen.train(config, setting, make_mtp(config, setting), dry_run=dry_run, make_loss=make_loss)
+    how = dict(make_loss=make_loss, make_measure=head_losses.make_mean_measure)
+    frozen.train(config, setting, make_mtp(config, setting), dry_run=dry_run, **how)

@@ -30,7 +30,7 @@ from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads, over_rows
 from specjax.models.config import DecoderConfig
 
 from . import chunks, frozen, head_losses, joint
-from .config import ConfigError
+from .config import ConfigError, check_unused
 from .eagle3 import check_rotation, layer_config
 from .evaluate import Mean
 from .in_turn import in_turn
@@ -54,13 +54,8 @@ class MTPHeadsTrainingConfig(joint.JointConfig):
             raise ConfigError(f"intermediate_size={self.intermediate_size}; accepted: at least 0")
         if self.with_target:
             return self.check_joint()
-        fields = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in ("head_weight", "head_warmup", "target_share"):
-            if getattr(self, name) != fields[name]:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)}: the target stays as it is; leave {name} out, "
-                    "or give with_target=true"
-                )
+        names = ("head_weight", "head_warmup", "target_share")
+        check_unused(self, names, "the target stays as it is", "give with_target=true")
 
 
 Config = MTPHeadsTrainingConfig
@@ -177,21 +172,6 @@ def make_loss(made: Heads, target, read, config: MTPHeadsTrainingConfig):
     return loss
 
 
-def make_measure(made: Heads, target, read, config: MTPHeadsTrainingConfig):
-    """Returns the measures of ``head_losses.make_measure``; their loss is a mean, as that of the
-    training is."""
-    measure = head_losses.make_measure(made, target, read, config)
-
-    def averaged(*given):
-        found = measure(*given)
-        terms = found["heldout_loss"]
-        scale = sum(term.share for term in terms.values())
-        terms = {name: x._replace(share=x.share / scale) for name, x in terms.items()}
-        return {**found, "heldout_loss": terms}
-
-    return averaged
-
-
 def run(config: MTPHeadsTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``, and a target beside it."""
     check = functools.partial(check_target, config)
@@ -200,5 +180,5 @@ def run(config: MTPHeadsTrainingConfig, *, dry_run: bool = False) -> None:
     if config.with_target:
         joint.train(config, setting, made, head_terms, dry_run=dry_run)
     else:
-        how = dict(make_loss=make_loss, make_measure=make_measure)
+        how = dict(make_loss=make_loss, make_measure=head_losses.make_mean_measure)
         frozen.train(config, setting, made, dry_run=dry_run, **how)

@@ -9,6 +9,17 @@ import specjax
 from specjax.models import DecoderConfig
 from specjax.models.causal_lm import CausalLM
 
+from .step import Keys
+
+
+def order_of(keys: Keys) -> jax.Array:
+    """The order in which the rows of a batch are taken, int32 ``[B]``; the first are continued.
+
+    It follows the numbers of the rows, since their places differ between processes, and begins one
+    row later in each step: a mixture has its sources at the same places of every batch.
+    """
+    return jnp.roll(jnp.argsort(keys.index), -jnp.asarray(keys.number))
+
 
 def make_writer(
     shape: DecoderConfig, end_of_text: int, length: int, prompt_tokens: int, temperature: float

@@ -15,6 +15,7 @@ import numpy as np
 import specjax
 from specjax.models import lm as models
 from specjax.models.seq2seq import encoder_inputs
+from specjax.serving import jsonl_input
 
 from . import samples, tokenizer
 from .config import ConfigError, check_unread
@@ -194,7 +195,10 @@ def _texts(config, teacher: models.LM) -> tuple:
             "begins with; leave them out"
         )
     written = path.read_bytes()
-    lines = [line for line in written.decode().splitlines() if line.strip()]
+    try:
+        lines = [jsonl_input.plain(line) for _, line in jsonl_input.divided(written)]
+    except ValueError as error:
+        raise ConfigError(f"sources={config.sources!r}: {error}; give a file in UTF-8") from None
     if not lines:
         raise ConfigError(f"sources={config.sources!r} has no text; give one a line")
     ids = [teacher.tokenizer.encode(line) for line in lines]

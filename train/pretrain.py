@@ -28,7 +28,7 @@ from . import (
     scale,
     tokenizer,
 )
-from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, resolved
+from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, check_stems, resolved
 from .evaluate import Mean, make_evaluate, mean
 from .loop import TrainingTask, estimate, fit
 
@@ -47,6 +47,8 @@ class PretrainConfig:
 
     def __post_init__(self):
         self.early_exit.check(self.model.num_layers)
+        self.model.check_length(self.data.length)
+        check_stems("data.mixed", self.data.mixed)
         if self.data.samples:
             raise ConfigError(
                 f"data.samples={list(self.data.samples)}: a target learns from a corpus alone; "
@@ -177,7 +179,8 @@ def train_target(
         return estimate(task, config.optimizer, config.run, model.words(shape))
     params = fit(task, resolved(config), config.optimizer, config.run)
     where = Path(config.run.folder) / "model"
-    export.export(shape, exported(params), where, vocabulary)
+    source = config.data.tokenizer
+    export.export(shape, exported(params), where, vocabulary, source=source)
     made = card.Export(where, card.TARGET, "target", resolved(config))
     report.finish(config, made)
     checkpoint.mark_finished(Path(config.run.folder), resolved(config))

@@ -218,6 +218,7 @@ def choose_layers(config: PruneConfig, lesson: distill.Lesson) -> tuple[tuple[in
 
 def run(config: PruneConfig, *, dry_run: bool = False) -> None:
     """Chooses layers, trains their draft model, and exports it to ``run.folder/model``."""
+    config.check_used()
     lesson = distill.load_lesson(config)
     whole = lesson.teacher.config
     if not isinstance(whole, DecoderConfig):

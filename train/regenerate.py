@@ -10,6 +10,7 @@ are kept: the same command resumes a run that was stopped, and ends with the sam
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ from .config import ConfigError, DataConfig, check_split, check_unread
 from .teacher import load_teacher
 
 TRIAL = 16  # tokens of each row that a dry run generates
+# fields that are in the file's name, or on which what is written does not depend
+UNASKED = ("output", "shard", "shards", "drafter", "drawn_drafter", "num_draft")
+UNASKED += ("data.batch", "data.eval_rows")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,10 +126,38 @@ def row_prompts(config: RegenerateConfig, stream: data.Stream, end_of_text: int)
     ]
 
 
-def write_rows(
-    config: RegenerateConfig, teacher, vocabulary, path: Path, prompts, end_of_text: int
-) -> None:
-    """Continues ``row_prompts`` and writes ``path`` (.npz)."""
+def record_of(config: RegenerateConfig, teacher, vocabulary) -> dict:
+    """The record of an output: who wrote it, and what was asked for."""
+    record = {"teacher": config.teacher, **samples.fingerprints(teacher, vocabulary)}
+    record |= {name: getattr(config, name) for name in ("temperature", "greedy_share", "split")}
+    return record | {samples.REQUEST: samples.request_of(config, UNASKED)}
+
+
+def record_file(path: Path) -> Path:
+    """The file with the record of conversations; its name is not that of a corpus."""
+    return path.with_name(f"{path.name}.{samples.RECORD}")
+
+
+def is_finished(path: Path, config: RegenerateConfig) -> bool:
+    """Whether an output is there already, which is printed.
+
+    Raises:
+      ConfigError: it is, and holds something else than the configuration asks for.
+    """
+    if not path.is_file():
+        return False
+    beside = record_file(path)
+    if path.suffix == ".npz":
+        record = samples.record_of(path)
+    else:
+        record = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+    samples.check_request(path, record, config, UNASKED)
+    print(f"{path} is there already")
+    return True
+
+
+def write_rows(config: RegenerateConfig, teacher, path: Path, prompts, end_of_text: int, record):
+    """Continues ``row_prompts`` and writes ``path`` (.npz) with its ``record``."""
     ends = sorted({end_of_text, *teacher.config.eos_ids})
     rows = writing.write(teacher, prompts, config, ends, str(path.with_suffix("")))
     tokens = np.full((len(rows), config.data.length + 1), end_of_text, np.int32)
@@ -133,16 +165,17 @@ def write_rows(
     stop = start + np.asarray([len(row.tokens) for row in rows], np.int32)
     for n, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
         tokens[n, : stop[n]] = prompt["prompt"] + row.tokens
-    record = {"teacher": config.teacher, **samples.fingerprints(teacher, vocabulary)}
-    record |= {name: getattr(config, name) for name in ("temperature", "greedy_share", "split")}
     samples.write(path, samples.Samples(tokens, start, stop), record)
 
 
 def run(config: RegenerateConfig, *, dry_run: bool = False) -> None:
-    """Writes ``output``; a file that is there already is left alone."""
+    """Writes ``output``; a file that is there already is left alone.
+
+    Raises:
+      ConfigError: the file that is there holds something else.
+    """
     path = samples.shard_of(Path(config.output), config.shard, config.shards)
-    if path.is_file():
-        print(f"{path} is there already")
+    if is_finished(path, config):
         return
     vocabulary = tokenizer.load(config.data.tokenizer)
     teacher = load_teacher(config.teacher, vocabulary, config.data.length)
@@ -153,15 +186,17 @@ def run(config: RegenerateConfig, *, dry_run: bool = False) -> None:
     if path.suffix != kind:
         what = "conversations" if chats else "texts"
         raise ConfigError(f"output={config.output!r}: what comes of {what} is a {kind} file")
+    record = record_of(config, teacher, vocabulary)
     if chats:
         if not teacher.tokenizer.has_template:
-            tokenizer.load_chat(config.data.tokenizer)  # raises if there is no chat template
+            tokenizer.load_chat(config.teacher, "teacher")  # which raises
         if dry_run:
             asked = talks.conversations_of(config, documents)
             count = sum(message["role"] == "user" for talk in asked for message in talk.waiting)
             asking = [prompt for _, prompt in talks.turn_prompts(config, teacher, asked, 0)]
             return estimate(teacher, asking, config, count)
         path.parent.mkdir(parents=True, exist_ok=True)
+        record_file(path).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         talks.write_conversations(config, teacher, path, documents)
     else:
         stream, end_of_text = data.load_stream(config.data, config.split)
@@ -169,7 +204,7 @@ def run(config: RegenerateConfig, *, dry_run: bool = False) -> None:
         if dry_run:
             return estimate(teacher, prompts, config, len(prompts))
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_rows(config, teacher, vocabulary, path, prompts, end_of_text)
+        write_rows(config, teacher, path, prompts, end_of_text, record)
     unfinished = re.compile(rf"{re.escape(path.stem)}(\.turn-\d+)?\.part-\w+\.jsonl")
     for part in list(path.parent.iterdir()):
         if unfinished.fullmatch(part.name):

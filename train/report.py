@@ -27,6 +27,7 @@ from .progress import clock
 from .scale import by_first
 
 PAGE, PICTURE = "report.html", "loss.png"
+MEANS = ("mtp", "mtp_heads", "spire")  # recipes whose loss is the weighted mean over heads
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,10 @@ def draw(folder: Path) -> Path:
     """
     rows = read(folder / LOG)
     settings = recorded(folder, "mend that file, or remove it and have a report without settings")
-    panels = charts.panels(rows, loss_unit(settings).partition(",")[0])
+    unit, weighting = loss_unit(settings).partition(",")[0], settings.get("weighting", "decay")
+    if weighting != "decay":
+        unit += f"; in training by weighting={weighting}"
+    panels = charts.panels(rows, unit)
     if not panels:
         raise ConfigError(f"{folder / LOG} has no measure to draw: go on with that run first")
     charts.picture(panels, folder.name, folder / PICTURE)
@@ -198,11 +202,13 @@ def _speed(best: dict) -> Tile:
 
 
 def loss_unit(settings: dict) -> str:
-    """Describes the unit of the logged loss, from the flattened configuration of its run."""
+    """Describes the unit of the held-out loss, from the flattened configuration of its run."""
     heads, decay = settings.get("num_heads"), settings.get("decay")
     if "decay_length" in settings:
         return f"a weighted mean of nats, over {heads} drafted positions"
     if heads is None or decay is None:
         return "nats per token"
     weight = f", head k weighted by {decay:g}^k" if decay != 1 else ", all weighted alike"
-    return f"a weighted sum of nats, over {heads} heads{weight}"
+    is_mean = settings.get("recipe") in MEANS and not settings.get("with_target")
+    what = "nats less the accepted share" if settings.get("acceptance_share") else "nats"
+    return f"a weighted {'mean' if is_mean else 'sum'} of {what}, over {heads} heads{weight}"

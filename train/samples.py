@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from . import sources, tokenizer
-from .config import ConfigError
+from .config import ConfigError, defaults, differences, flatten
 
 RECORD = "record"  # the array of a file that holds its record as JSON
+REQUEST = "request"  # the entry of a record with what was asked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,44 @@ def check_of(what: str, record: Mapping, of: Mapping, way_out: str) -> None:
             )
 
 
+def request_of(config, unasked: Sequence[str]) -> dict:
+    """What a configuration asks for, flattened: all fields but those ``unasked``, on which the
+    rows do not depend."""
+    return {name: value for name, value in flatten(config).items() if name not in unasked}
+
+
+def check_request(path: Path, record: Mapping, config, unasked: Sequence[str]) -> None:
+    """Raises ConfigError if a finished file holds other rows than a configuration asks for.
+
+    A field that did not exist when the record was written had its default. A record of an earlier
+    version, which does not say what was asked for, is accepted, and that is printed.
+
+    Args:
+      path: the file.
+      record: its record, as JSON.
+      config: the configuration of the recipe.
+      unasked: the fields on which the rows do not depend, see ``request_of``.
+    """
+    if REQUEST not in record:
+        print(f"{path} does not say what was asked for: it is taken for what this command asks for")
+        return
+    asked = request_of(config, unasked)
+    usual = {name: value for name, value in defaults(type(config)).items() if name in asked}
+    if changed := differences(usual | record[REQUEST], asked):
+        raise ConfigError(
+            f"output={config.output!r}: {path} holds what another command asked for (its fields -> "
+            "these):\n  "
+            + "\n  ".join(changed)
+            + "\ngive another output, or remove that file to write it anew"
+        )
+
+
+def record_of(path: Path) -> dict:
+    """The record of a file of rows; empty where an earlier version wrote none."""
+    with np.load(path) as arrays:
+        return json.loads(str(arrays[RECORD])) if RECORD in arrays else {}
+
+
 def write(path: Path, samples: Samples, record: Mapping) -> None:
     """Writes a file, whole or not at all; ``record`` includes the ``fingerprints``."""
     temporary = path.with_suffix(".tmp")
@@ -107,8 +146,8 @@ def read(path: str, of: Mapping | None = None, vocab_size: int | None = None) ->
     for file in shards_of(Path(path), "regenerate"):
         with np.load(file) as arrays:
             found = {field.name: arrays[field.name] for field in dataclasses.fields(Samples)}
-            record = json.loads(str(arrays[RECORD])) if RECORD in arrays else None
-        if record is not None:
+        record = record_of(file)
+        if record:
             check_of(f"the rows in {str(file)!r} are", record, of or {}, anew)
         elif of:
             sources.say_once(
@@ -123,7 +162,8 @@ def read(path: str, of: Mapping | None = None, vocab_size: int | None = None) ->
                 f"was written by another target; {anew}"
             )
         parts.append(found)
-    settings = [{**(record or {}), "teacher": None} for record in records]  # paths may differ
+    # paths may differ
+    settings = [{**record, "teacher": None, REQUEST: None} for record in records]
     if any(own != settings[0] for own in settings):
         raise ConfigError(
             f"the shards of {path} were written with different settings: {records}; write them "
@@ -148,6 +188,15 @@ def shard_of(path: Path, shard: int, shards: int) -> Path:
     return path if shards == 1 else path.with_name(f"{path.stem}.{shard}-of-{shards}{path.suffix}")
 
 
+def num_shards(path: Path) -> int:
+    """Returns into how many shards an output is divided, even if some of them are missing; 0: it
+    has none."""
+    named = re.compile(rf"{re.escape(path.stem)}\.\d+-of-(\d+){re.escape(path.suffix)}")
+    there = path.parent.iterdir() if path.parent.is_dir() else ()
+    counts = [int(found[1]) for file in there if (found := named.fullmatch(file.name))]
+    return max(counts, default=0)
+
+
 def shards_of(path: Path, recipe: str, holds: str = "") -> list[Path]:
     """Returns the file that a recipe wrote to ``path``, or all of its shards.
 
@@ -161,14 +210,11 @@ def shards_of(path: Path, recipe: str, holds: str = "") -> list[Path]:
     """
     if (path / holds).is_file():
         return [path]
-    named = re.compile(rf"{re.escape(path.stem)}\.\d+-of-(\d+){re.escape(path.suffix)}")
-    there = path.parent.iterdir() if path.parent.is_dir() else ()
-    counts = {int(found[1]) for file in there if (found := named.fullmatch(file.name))}
-    if not counts:
+    count = num_shards(path)
+    if not count:
         raise ConfigError(
             f"nothing at {str(path)!r}: run the recipe `{recipe}` first, with output={path}"
         )
-    count = max(counts)
     wanted = [shard_of(path, i, count) for i in range(count)]
     missing = [file for file in wanted if not (file / holds).is_file()]
     if missing:

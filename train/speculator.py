@@ -15,6 +15,7 @@ References: MLP speculators, 2404.19124; LSTM speculators, Snowflake's ArcticTra
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import jax.numpy as jnp
 
@@ -22,8 +23,8 @@ from specjax.drafters import redrafter, speculator
 from specjax.models.config import DecoderConfig
 from specjax.trees.grown import Beams
 
-from . import frozen, head_export
-from .config import ConfigError
+from . import checkpoint, frozen, head_export
+from .config import ConfigError, check_unused, resolved
 from .eagle3 import layer_config, projected
 from .rows import Heads, fresh
 
@@ -94,6 +95,9 @@ class RecurrentConfig(frozen.FrozenConfig):
         for name, least in (("inner_size", 1), ("num_layers", 0), ("beams", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least {least}")
+        if self.kind != "redrafter":
+            reason = f"kind={self.kind} does not read it"
+            check_unused(self, ("num_layers", "beams"), reason, "give kind=redrafter")
         if self.kind == "lstm" and not self.tied:
             raise ConfigError("tied=false: an lstm has one set of weights for all steps")
         if self.kind == "redrafter" and self.prefix.hidden_size:
@@ -195,13 +199,17 @@ def phases(config: RecurrentConfig) -> list[RecurrentConfig]:
 
 
 def run(config: RecurrentConfig, *, dry_run: bool = False) -> None:
-    """Trains both phases, draws their curves, exports to ``run.folder/model``."""
+    """Trains both phases, draws their curves, exports to ``run.folder/model``.
+
+    A first phase that has finished is not exported and measured again.
+    """
     first, *second = phases(config)
-    for phase in (first, *second):
+    ended = second and checkpoint.is_done(Path(first.run.folder), resolved(first))
+    for phase in second if ended and not dry_run else (first, *second):
         setting = frozen.make_setting(phase)
         heads = MAKERS[phase.kind](phase, setting)
         if phase is not first and not dry_run:  # starts from the weights of the first phase
-            ended = dataclasses.replace(phase, init=f"{first.run.folder}/{head_export.MODEL}")
-            start = frozen.starting_params(ended, setting.lm, heads)
+            after = dataclasses.replace(phase, init=f"{first.run.folder}/{head_export.MODEL}")
+            start = frozen.starting_params(after, setting.lm, heads)
             heads = dataclasses.replace(heads, params=start)
         frozen.train(phase, setting, heads, dry_run=dry_run)

@@ -178,20 +178,21 @@ def states_of(drafter: spire.SPIRe, params, target_params, rows, steps: int) -> 
     return outs
 
 
+def loss_of(q, said: head_losses.Said, share: float) -> jax.Array:
+    """The loss at each place for logits ``q``, with ``acceptance_share=share``."""
+    nats = losses.soft_cross_entropy(said.law, q)
+    return (1 - share) * nats - share * losses.overlap(said.law, q)
+
+
 def make_loss(made: Heads, target, read, config: SPIReTrainingConfig):
     """Returns the loss of the drafted tokens for ``loop.TrainingTask``."""
-    laws, cap, share = (
-        head_losses.Laws(target),
-        target.config.logit_softcap,
-        config.acceptance_share,
-    )
+    laws, cap = head_losses.Laws(target), target.config.logit_softcap
 
     def terms(output, states, said, _):
         table, bias = output
         q = chunks.logits_of(table, states, cap, bias)
-        accepted = jnp.sum(jnp.minimum(said.law, jax.nn.softmax(q, axis=-1)), axis=-1)
-        value = (1 - share) * losses.soft_cross_entropy(said.law, q) - share * accepted
-        return {"loss": value, "acceptance": accepted}
+        value = loss_of(q, said, config.acceptance_share)
+        return {"loss": value, "acceptance": losses.overlap(said.law, q)}
 
     def loss(params, given, batch, keys):
         del keys
@@ -210,9 +211,16 @@ def make_loss(made: Heads, target, read, config: SPIReTrainingConfig):
     return loss
 
 
+def make_measure(made: Heads, target, read, config: SPIReTrainingConfig):
+    """Returns the measures of ``head_losses.make_mean_measure``, with the loss of the training."""
+    own = functools.partial(loss_of, share=config.acceptance_share)
+    return head_losses.make_mean_measure(made, target, read, config, loss_of=own)
+
+
 def run(config: SPIReTrainingConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
     last = lambda count: tuple(range(count - config.num_layers, count))  # noqa: E731
     setting = frozen.make_setting(config, last, functools.partial(check_target, config))
     made = make_spire(config, setting)
-    frozen.train(config, setting, made, dry_run=dry_run, make_loss=make_loss)
+    how = dict(make_loss=make_loss, make_measure=make_measure)
+    frozen.train(config, setting, made, dry_run=dry_run, **how)

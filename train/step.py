@@ -12,6 +12,7 @@ import optax
 from specjax import sharding
 from specjax._internal.pytree import pytree_dataclass
 from specjax.models import remat
+from specjax.models.hf import dtype_of
 from specjax.sharding import DATA
 from specjax.types import PyTree
 
@@ -83,14 +84,19 @@ def size_of(batch) -> tuple[int, int]:
 
 
 def rounded(tree: PyTree, run: RunConfig) -> PyTree:
-    """Casts float32 weights to ``run.precision``, in which the run computes."""
+    """Casts float32 weights to ``run.precision``, in which the run computes.
+
+    Weights that a model of any type has in float32 (see ``hf.IN_FLOAT32``) stay as they are.
+    """
     if run.precision == "float32":
         return tree
+    dtype = jnp.dtype(run.precision)
 
-    def cast(x):
-        return x.astype(run.precision) if x.dtype == jnp.float32 else x
+    def cast(path, x):
+        name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
+        return x.astype(dtype_of(name, dtype)) if x.dtype == jnp.float32 else x
 
-    return jax.tree.map(cast, tree)
+    return jax.tree.map_with_path(cast, tree)
 
 
 def make_terms(task: TrainingTask, run: RunConfig):

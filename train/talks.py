@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from . import sources, writing
-from .conversations import CUT
+from .conversations import CUT, rendered
 
 
 @dataclasses.dataclass
@@ -69,7 +69,7 @@ def turn_prompts(config, teacher, talks, turn: int) -> list[tuple[Talk, dict]]:
         if not talk.waiting:
             continue
         try:
-            ids = teacher.tokenizer.chat(talk.ask())
+            ids = list(rendered(teacher.tokenizer, talk.ask(), return_dict=False))
         except ValueError as error:
             refused.append(f"{talk.source}: {error}")
             talk.waiting.clear()

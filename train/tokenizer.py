@@ -18,8 +18,10 @@ import numpy as np
 from . import corpora, outlook
 from .config import ConfigError, DataConfig, RunConfig
 
-# the files that are downloaded of a model on the hub
-FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+GENERATION = "generation_config.json"  # names all tokens that end a text or a turn
+# the files beside a tokenizer.json that say how it is used
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+FILES = ("tokenizer.json", *SETTINGS, GENERATION)  # that are downloaded of a model on the hub
 END_OF_TEXT = "<|endoftext|>"  # begins a document and ends it; id 0
 BYTES = 256  # entries before any merge, besides the special token
 TOGETHER = 256  # texts that are tokenized at once
@@ -63,29 +65,43 @@ def train(texts, vocab_size: int):
     return tokenizer
 
 
-def save(tokenizer, folder: Path) -> None:
-    """Writes ``tokenizer.json`` and the ``tokenizer_config.json`` that transformers looks for."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+def save(tokenizer, folder: Path, end: str = END_OF_TEXT, source: str = "") -> None:
+    """Writes ``tokenizer.json`` and the ``tokenizer_config.json`` that transformers looks for.
+
+    Args:
+      tokenizer: the tokenizer.
+      folder: the folder to write to.
+      end: the token that begins a text and ends it, unless ``source`` says it.
+      source: where the tokenizer was loaded from, see ``load``; its settings and its chat template
+        are written too. Empty: it has none.
+    """
+    own = _file(source).parent if source else None
+    kept = {n: (own / n).read_bytes() for n in SETTINGS if own and (own / n).is_file()}
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": END_OF_TEXT,
-        "eos_token": END_OF_TEXT,
+        "bos_token": end,
+        "eos_token": end,
         "clean_up_tokenization_spaces": False,
-        "model_max_length": 1024,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    kept = {SETTINGS[0]: (json.dumps(settings, indent=2) + "\n").encode()} | kept
+    for name, content in kept.items():
+        (folder / name).write_bytes(content)
 
 
 def load(name: str):
-    """Loads a ``tokenizers.Tokenizer``.
+    """Loads a ``tokenizers.Tokenizer``, which neither cuts nor pads texts, whatever its file says.
 
     ``name`` is a model as ``specjax.load`` takes it (``"embedded"``, a folder, a hub name), or the
     path of a ``tokenizer.json``.
     """
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(_file(name)))
+    loaded = Tokenizer.from_file(str(_file(name)))
+    loaded.no_truncation()
+    loaded.no_padding()
+    return loaded
 
 
 def _file(name: str) -> Path:
@@ -106,14 +122,24 @@ def _file(name: str) -> Path:
     return path
 
 
-def load_chat(name: str):
-    """Loads a ``specjax.models.tokenizer.Tokenizer`` with a chat template."""
+def load_chat(name: str, argument: str = "data.tokenizer"):
+    """Loads a ``specjax.models.tokenizer.Tokenizer`` with a chat template.
+
+    All tokens that end a turn are its ``eos_ids``: its ``eos_token`` may be another one, and then
+    those of ``generation_config.json`` say it.
+    """
+    from specjax.models.files import read_json
     from specjax.models.tokenizer import load_tokenizer
 
-    found = load_tokenizer(_file(name).parent)
+    folder = _file(name).parent
+    found = load_tokenizer(folder)
+    if (folder / GENERATION).is_file():
+        ends = read_json(folder, GENERATION).get("eos_token_id")
+        ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        found.eos_ids = (*found.eos_ids, *ends)
     if not found.has_template:
         raise ConfigError(
-            f"data.tokenizer={name!r} has no chat template, and data.corpus holds conversations: "
+            f"{argument}={name!r} has no chat template, and data.corpus holds conversations: "
             "give an instruction-tuned model, or put a chat_template.jinja beside its tokenizer"
         )
     return found

@@ -41,7 +41,7 @@ from . import (
     scale,
     tokenizer,
 )
-from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig
+from .config import ConfigError, DataConfig, OptimizerConfig, RunConfig, check_stems
 from .evaluate import Mean, make_evaluate
 from .loop import TrainingTask
 from .teacher import load_teacher
@@ -89,6 +89,7 @@ class UnlikelihoodConfig:
                 f"prompt_tokens={self.prompt_tokens}; accepted: 1 to {most} (data.length + 1 - "
                 "ngram, or - new_tokens)"
             )
+        check_stems("data.mixed", self.data.mixed)
         if self.data.samples:
             raise ConfigError(
                 f"data.samples={list(self.data.samples)}: a target learns from a corpus and from "
@@ -152,7 +153,7 @@ def make_loss(shape: DecoderConfig, end_of_text: int, config: UnlikelihoodConfig
 
     def loss(params, frozen, batch, keys):
         del frozen
-        order = jnp.argsort(keys.index)  # the order of rows differs between processes
+        order = own_text.order_of(keys)
         read = (*data.unpacked(batch), keys.rows)
         tokens, weight, rows = jax.tree.map(lambda x: jnp.asarray(x)[order], read)
         own = config.own_rows(len(tokens))

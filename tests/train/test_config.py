@@ -180,6 +180,8 @@ def test_words_override_fields_with_toml_values_or_bare_strings(file):
         ("optimizer.name=sgd", "optimizer.name='sgd'; accepted: muon or adamw"),
         ("data.samples=3", r"data.samples=3 is of type int, expected a list"),
         ("data.samples=[3]", r"data.samples\[0\]=3 is of type int, expected str"),
+        ("data.length=1025", "data.length=1025: the model reads up to model.max_positions=1024"),
+        ('data.mixed=["a/x.txt", "b/x.txt"]', "data.mixed=.*not a/x.txt and b/x.txt"),
         ("data.samples_share=[0.5]", "accepted: 0 positive shares, one for each of data.samples"),
         ("data={samples=['a.npz'],samples_share=[1.1]}", "sum to 1.1; accepted: a sum of at most"),
         (
@@ -212,6 +214,34 @@ def test_files_without_shares_get_the_same_as_the_corpus():
 def test_files_that_would_not_be_measured_apart_are_refused(words, message):
     with pytest.raises(config.ConfigError, match=message):
         config.load(heads.Config, None, words)
+
+
+def test_a_draft_model_and_a_target_that_goes_on_are_checked_as_a_new_target_is(file):
+    with pytest.raises(config.ConfigError, match="data.length=99: .* model.max_positions=98"):
+        config.load(distill.Config, file, ["data.length=99", "model.max_positions=98"])
+    with pytest.raises(config.ConfigError, match="data.mixed=.*not a/x.txt and b/x.txt"):
+        config.load(unlikelihood.Config, None, ['data.mixed=["a/x.txt", "b/x.txt"]'])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "message"),
+    [
+        (heads, ["trunk_size=8"], "trunk_size=8: kind=medusa does not read it; leave trunk_size"),
+        (heads, ["kind=blockwise", "tied=false"], "tied=false: kind=blockwise .* give kind=medusa"),
+        (
+            speculator,
+            ["kind=lstm", "beams=2"],
+            "beams=2: kind=lstm does not .* give kind=redrafter",
+        ),
+        (dspark, ["confidence_weight=0", "scaled_for=greedy"], "scaled_for='greedy': with conf"),
+        (distill, ["temperature=2"], "temperature=2.0: with on_policy=0 the drafter writes no"),
+        (distill, ["beta=0.4"], "beta=0.4: divergence=fkl does not read it; .* divergence=jsd"),
+    ],
+)
+def test_settings_that_another_one_makes_useless_are_refused(file, recipe, words, message):
+    with pytest.raises(config.ConfigError, match=message):
+        made = config.load(recipe.Config, file if recipe is distill else None, words)
+        recipe.run(made)
 
 
 def test_a_missing_field_and_broken_toml_are_refused(tmp_path):
@@ -263,6 +293,13 @@ def test_a_folder_that_cannot_be_made_is_refused_before_any_work(tmp_path, capsy
     assert main(words) == 2
     said = capsys.readouterr().err
     assert f"{field}: the folder" in said and "cannot be written to (Not a directory)" in said
+
+
+def test_of_several_processes_the_first_alone_checks_the_folder(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    words = ["eagle3", f"run.folder={tmp_path / 'file' / 'x'}", "--processes", "localhost:1"]
+    for index, said in (("0", "run.folder: the folder"), ("two", "COUNT and INDEX must be whole")):
+        assert main([*words, "2", index]) == 2 and said in capsys.readouterr().err
 
 
 def test_the_command_alone_prints_the_help(capsys):

@@ -3,13 +3,17 @@
 import json
 import sys
 import types
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from chats import PLAIN, TALK, backend, write
-from specjax.train import conversations, data, sources
+from specjax.train import conversations, corpora, data, export, model, sources, talks, tokenizer
 from specjax.train.config import ConfigError, DataConfig
 
+from specjax.models.hf import abstract
 from specjax.models.tokenizer import TransformersTokenizer
 
 MARKED = (
@@ -40,6 +44,45 @@ def test_of_a_conversation_the_assistants_words_and_their_end_count(template):
 def test_without_a_token_that_ends_a_turn_all_of_the_turn_counts():
     ids, counts = encode(TALK, PLAIN.replace("</s>", " ! "), eos="<|endoftext|>")
     assert counts == [int(i in (9, 10, 11, 12)) or int(n in (14, 22)) for n, i in enumerate(ids)]
+
+
+def test_a_turn_ends_with_any_token_that_the_generation_config_names(tmp_path):
+    backend(PLAIN.replace("</s>", "</s> h "), eos="<|endoftext|>").save_pretrained(tmp_path)
+    for ends in ([0, 2], 2):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+        ids, counts = conversations.encode(tokenizer.load_chat(str(tmp_path)), TALK)
+        assert [i for i, own in zip(ids, counts, strict=True) if own] == [9, 10, 11, 2, 12, 2]
+
+
+def test_the_date_that_a_template_prints_is_the_same_on_any_day():
+    dated = "{{ 'a' if strftime_now('%d %b %Y') == '01 Jan 2025' else 'b' }} "
+    assert encode(TALK, dated + PLAIN)[0] == [6, *IDS]
+    assert encode(TALK, dated + MARKED)[0] == [6, *IDS]
+    teacher = types.SimpleNamespace(tokenizer=TransformersTokenizer(backend(dated + PLAIN)))
+    config = types.SimpleNamespace(new_tokens=4, data=DataConfig(length=24))
+    asked = talks.Talk("one", 0.0, 0, list(TALK[:2]))
+    [(_, prompt)] = talks.turn_prompts(config, teacher, [asked], 0)
+    assert prompt["prompt"] == [6, *IDS[:10], 5]
+
+
+def test_an_exported_target_keeps_the_settings_and_the_template_of_its_tokenizer(tmp_path):
+    own, folder = tmp_path / "own", tmp_path / "model"
+    backend(PLAIN).save_pretrained(own)
+    sizes = dict(hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1)
+    shape = model.ModelConfig(**sizes, head_dim=8).decoder(14, 2)
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape), abstract(shape)[1])
+    vocabulary = tokenizer.load(str(own))
+    export.export(shape, params, folder, vocabulary, source=str(own))
+    assert tokenizer.load_chat(str(folder)).chat(TALK[:2]) == [*IDS[:10], 5]
+    settings = [
+        json.loads((place / "tokenizer_config.json").read_text()) for place in (own, folder)
+    ]
+    assert settings[0] == settings[1]
+    for name in tokenizer.SETTINGS:
+        (own / name).unlink(missing_ok=True)
+    export.export(shape, params, tmp_path / "bare", vocabulary, source=str(own))
+    settings = json.loads((tmp_path / "bare" / "tokenizer_config.json").read_text())
+    assert settings["eos_token"] == "</s>" and "model_max_length" not in settings
 
 
 def test_turns_that_are_spelled_anew_count_to_their_end_or_are_refused():
@@ -112,6 +155,13 @@ def test_documents_come_from_files_lists_folders_and_the_hub(tmp_path, monkeypat
     (tmp_path / "all.txt").write_text("".join(f"{i}\n" for i in range(1000)))
     parts = [sources.read(str(tmp_path / "all.txt"), s, 0)[0][1] for s in ("train", "heldout")]
     assert "".join(parts) == (tmp_path / "all.txt").read_text() and 100 < len(parts[1]) < 200
+
+    shards = [write(tmp_path / f"chats.{i}-of-2.jsonl", texts[i::2]) for i in range(2)]
+    found = corpora.documents(str(tmp_path / "chats.jsonl"), "train")
+    assert found == [own for shard in shards for own in sources.read(shard, "train", 0)]
+    Path(shards[1]).unlink()
+    with pytest.raises(ConfigError, match="run the recipe `regenerate` with shard=1 shards=2"):
+        corpora.documents(str(tmp_path / "chats.jsonl"), "train")
 
     write(tmp_path / "folder" / "heldout" / "one.jsonl", texts[:2])
     write(tmp_path / "folder" / "two.jsonl", texts[2:7])

@@ -1,14 +1,27 @@
 """The corpus is what the manifest says; the stream of batches is the same at every run."""
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 import tokenizers
-from specjax.train import chunks, corpora, corpus, data, model, pretrain, prompts, tokenizer
+from specjax.train import (
+    chunks,
+    corpora,
+    corpus,
+    data,
+    decoding,
+    model,
+    pairs,
+    pretrain,
+    prompts,
+    tokenizer,
+)
 from specjax.train.config import ConfigError, DataConfig
 from specjax.train.samples import Samples
 
@@ -184,7 +197,9 @@ def test_hosts_read_disjoint_rows_that_make_up_the_batch_of_one():
 
 
 def test_a_batch_that_hosts_cannot_share_is_refused():
-    with pytest.raises(ConfigError, match="data.batch=4 cannot be shared evenly by 3 hosts"):
+    with pytest.raises(
+        ConfigError, match="data.batch=4 cannot be shared evenly by 3 processes .or shards"
+    ):
         batches(shard=(0, 3))
 
 
@@ -216,6 +231,15 @@ def test_a_share_of_one_leaves_the_corpus_no_row():
     assert all((next(iterator) == -1).all() for _ in range(50))
 
 
+def test_seeds_of_all_sources_follow_that_of_the_corpus_past_the_greatest():
+    stream = data.Stream(np.arange(1000, dtype=np.int32))
+    stream = dataclasses.replace(stream, mixed=(stream,))
+    shares = dict(samples=("one",), mixed=("two",), length=8, batch=4)
+    own = [written(np.full((50, 9), -1), 9)]
+    config = DataConfig(seed=2**32 - 1, **shares)
+    assert next(data.training_batches(stream, config, own)).shape == (4, 9)
+
+
 def test_samples_of_another_length_are_refused():
     with pytest.raises(ConfigError, match=r"shape \(5, 4\), data.length=8 needs"):
         own = written(np.zeros((5, 4)), 4)
@@ -225,7 +249,7 @@ def test_samples_of_another_length_are_refused():
 def test_a_corpus_too_small_for_a_row_is_refused(tmp_path):
     (tmp_path / "one.txt").write_text("x = 1\n")
     split = corpus.split_of("one.txt")
-    with pytest.raises(ConfigError, match="data.length=256"):
+    with pytest.raises(ConfigError, match=f"data.length=256, .* of '{tmp_path}' holds"):
         data.load_stream(DataConfig(corpus=str(tmp_path)), split)
     with pytest.raises(ConfigError, match="neither 'stdlib' nor 'packages', nor a file"):
         data.load_stream(DataConfig(corpus=str(tmp_path / "nothing")), "train")
@@ -268,6 +292,8 @@ def test_documents_are_parted_by_the_token_that_a_models_own_tokenizer_names(tmp
     config = DataConfig(corpus=str(texts), tokenizer=str(folder), length=8)
     with pytest.raises(ConfigError, match="a tokenizer.json, or a model that has one"):
         data.load_stream(config, "train")
+    made.enable_truncation(3)
+    made.enable_padding(length=64)  # texts to learn from are read whole
     made.save(str(folder / "tokenizer.json"))
     with pytest.raises(ConfigError, match="nothing to part documents with"):
         data.load_stream(config, "train")
@@ -304,6 +330,41 @@ def test_prompts_for_the_target_never_cross_documents():
     np.testing.assert_array_equal(data.whole_windows(stream, 3, END), [0, 1, 4])
     with pytest.raises(ConfigError, match="no document holds 5 tokens"):
         data.whole_windows(stream, 5, END)
+
+
+def test_held_out_prompts_that_cannot_be_decoded_are_refused_before_training(tmp_path):
+    texts, lm = ["a\u2028b\x85c", "", 7], SimpleNamespace(name="it", max_positions=12)
+    lm.tokenizer = SimpleNamespace(encode=lambda text: list(text.encode()))
+    stream, file = data.Stream(np.arange(1, 99, dtype=np.int32)), tmp_path / "asked.jsonl"
+
+    def sets(count, **given):
+        lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts[:count]]
+        file.write_text("\ufeff" + "\n\n".join(lines), "utf-8", "surrogateescape")
+        usual = dict(num_prompts=1, batch=1, prompt_tokens=8, new_tokens=4, files=(str(file),))
+        asked = decoding.DecodingConfig(**usual | given)
+        return decoding.prompt_sets(lm, stream, asked, END)
+
+    assert bytes(sets(1)["asked/"][0][0].tolist()) == texts[0].encode()
+    with pytest.raises(ConfigError, match="new_tokens=5: .* 13 tokens a prompt, and it reads up"):
+        sets(1, new_tokens=5)
+    for count, shown in ((2, '""'), (3, "7")):
+        texts[1] = texts[count - 1]
+        with pytest.raises(ConfigError, match=f'asked.jsonl.* has a line with "text": {shown};'):
+            sets(count)
+    texts[0] = "\udcff"
+    with pytest.raises(ConfigError, match="no file of prompts.* it is not UTF-8 text"):
+        sets(1)
+
+
+def test_a_line_of_sources_ends_at_the_end_of_its_line_alone(tmp_path):
+    file, tokenizer = tmp_path / "sources.txt", SimpleNamespace(encode=lambda text: [len(text)])
+    asked = SimpleNamespace(sources=str(file), start_ids=(), teacher="t5")
+    file.write_bytes("\ufeffA\u2028B\x85C\r\n \nDE\n".encode())
+    lm = SimpleNamespace(tokenizer=tokenizer)
+    assert pairs._texts(asked, lm)[0] == [{"prompt": [5]}, {"prompt": [2]}]
+    file.write_bytes(b"A\xff\n")
+    with pytest.raises(ConfigError, match="sources=.*it is not UTF-8 text; give a file"):
+        pairs._texts(asked, lm)
 
 
 def test_the_tokenizer_gives_back_every_byte_and_keeps_colons_and_newlines_apart():

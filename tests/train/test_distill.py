@@ -107,6 +107,14 @@ def test_what_a_drafter_writes_itself_is_the_same_wherever_its_rows_lie():
     assert abs(evaluate.weighed(loss(PARAMS, FROZEN, TOKENS, other)) / values[0] - 1) > 1e-3
 
 
+def test_every_row_of_a_batch_is_continued_in_its_turn():
+    places = np.array([2, 0, 3, 1])  # of the rows 0 to 3, as another process has them
+    for number in range(5):
+        keys = step.make_keys(jax.random.key(3), jnp.asarray(places), jnp.int32(number))
+        taken = places[np.asarray(own_text.order_of(keys))]
+        np.testing.assert_array_equal(taken, (np.arange(4) + number) % 4)
+
+
 def test_compressed_laws_are_logged_with_their_error():
     loss = distill.make_loss(PAIR, settings(top_k=3))
     p, q = losses.lump(losses.compress(plain_laws(TOKENS)[0], 3), plain_laws(TOKENS)[1])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from feature_runs import RECIPES, make, setting_of
-from specjax.train import block, config, eagle3, frozen, head_export, mtp_heads
+from specjax.train import block, config, eagle3, frozen, head_export, head_losses, mtp_heads
 from specjax.train.rows import make_reader
 from specjax.train.vocabulary_map import widened
 from training_toys import logits_of
@@ -131,6 +131,7 @@ def test_a_held_out_loss_is_a_mean_where_the_loss_of_the_training_is_one(place, 
     make_heads = kind.make_block if kind is block else kind.make_heads
     heads, lm, (held_out,) = make_heads(made, setting), setting.lm, setting.sets.values()
     read = make_reader(lm.config, setting.end_of_text, heads.layers)
-    measure = kind.make_measure(heads, lm.target, read, made)
+    own = head_losses.make_mean_measure if kind is mtp_heads else kind.make_measure
+    measure = own(heads, lm.target, read, made)
     terms = measure(heads.params, {"target": lm.params}, *held_out[0])["heldout_loss"]
     assert len(terms) == 2 and sum(x.share for x in terms.values()) == pytest.approx(1)

@@ -257,6 +257,7 @@ def task(name):
     blocks = {"block", "dspark", "domino", "xpress", "lilicorr", "pass", "streak", "specdiff"}
     blocks = name in blocks | {"dflash2", "glancing", "paced"}
     measure = block.make_measure if blocks else head_losses.make_measure
+    measure = head_losses.make_mean_measure if name.startswith("mtp") else measure
     return losses.get(name, head_losses.make_loss)(*how), own, given, measure(*how)
 
 
@@ -282,6 +283,17 @@ def test_no_recipe_writes_the_logits_of_all_positions(name):
     held = jax.make_jaxpr(measure)(params, given, tokens, weight)
     for program in (step, held):
         assert 0.05 * chunk < largest(program.jaxpr) <= chunk
+
+
+@pytest.mark.parametrize("name", ["mtp", "mtp_heads"])
+def test_the_held_out_loss_is_on_the_scale_of_that_of_a_step(name):
+    loss, params, given, measure = task(name)
+    shape = DATA.batch, DATA.length + 1
+    tokens = np.random.default_rng(0).integers(1, WIDE.vocab_size, shape).astype(np.int32)
+    batch = tokens, np.ones((DATA.batch, DATA.length), np.float32)
+    learned = float(evaluate.weighed(jax.jit(loss)(params, given, tokens, None)))
+    held = evaluate.make_evaluate(measure, {"": [batch]})(params, given)["heldout_loss"]
+    np.testing.assert_allclose(held, learned, rtol=1e-4)
 
 
 def test_memory_does_not_grow_with_heads_times_positions_times_vocabulary():

@@ -143,6 +143,10 @@ def test_features_of_another_target_tokenizer_version_or_length_are_refused(plac
         setting_of(place, heads.HeadsConfig, stored, "data.length=32")
     with pytest.raises(config.ConfigError, match="run the recipe `features` first"):
         setting_of(place, heads.HeadsConfig, "features=nowhere")
+    with pytest.raises(
+        config.ConfigError, match="data.mixed=.*rows to learn from are those stored"
+    ):
+        setting_of(place, heads.HeadsConfig, stored, 'data.mixed=["stdlib"]')
 
 
 def test_layers_that_are_not_stored_are_computed_in_each_step_over_the_same_rows(place, stored):

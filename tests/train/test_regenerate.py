@@ -1,5 +1,6 @@
 """The target writes the same whatever drafter, shards or interruptions; answers stay answers."""
 
+import dataclasses
 import json
 
 import jax
@@ -208,6 +209,10 @@ def test_every_answer_is_the_targets_after_its_own_earlier_answers(chat, tmp_pat
                 i for i, c in zip(found[len(ids) :], counts[len(ids) :], strict=True) if c
             ] == list(said.tokens[0])
     assert "2 of 3 conversations have an answer, 1 end in a cut one" in capsys.readouterr().out
+    regenerate.run(settings)
+    assert "out.jsonl is there already" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="new_tokens: 6 -> 5"):
+        regenerate.run(dataclasses.replace(settings, new_tokens=5))
     again = DataConfig(corpus=str(tmp_path / "out.jsonl"), tokenizer=settings.teacher, length=48)
     stream, _ = data.load_stream(again, "train")
     assert stream.counts.sum() > 2 and corpora.texts(again, "train")
@@ -230,6 +235,31 @@ def test_rows_of_another_target_or_tokenizer_are_refused_by_name(place, whole, t
     assert_same(tmp_path / "old.npz", whole)
     read(str(tmp_path / "old.npz"), of)
     assert "does not say which target wrote it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["rows.npz", "chats.jsonl"])
+def test_a_finished_file_is_not_taken_for_another_request(tmp_path, name, capsys):
+    path = tmp_path / name
+    asked = regenerate.Config(output=str(path))
+    request = {samples.REQUEST: samples.request_of(asked, regenerate.UNASKED)}
+    del request[samples.REQUEST]["greedy_share"]  # as if it had not existed then
+
+    def put(record):
+        if name == "rows.npz":
+            own = samples.Samples(*np.zeros((3, 1, 1), np.int32))
+            return samples.write(path, own, record)
+        path.touch()
+        return regenerate.record_file(path).write_text(json.dumps(record))
+
+    put(request)
+    regenerate.run(dataclasses.replace(asked, drafter="plain", num_draft=3))
+    assert capsys.readouterr().out == f"{path} is there already\n"
+    with pytest.raises(ConfigError, match=r"temperature: 1.0 -> 0.5\ngive another output, or remo"):
+        regenerate.run(dataclasses.replace(asked, temperature=0.5))
+    put({})  # by an earlier version
+    regenerate.run(asked)
+    said = capsys.readouterr().out.splitlines()
+    assert "does not say what was asked for" in said[0] and "is there already" in said[1]
 
 
 def test_shards_written_with_different_settings_are_refused(place, whole, tmp_path):

@@ -107,6 +107,13 @@ def test_a_loss_summed_over_heads_says_so(folder):
     assert report.loss_unit(settings) == unit
     (folder / "config.json").write_text(json.dumps(settings))
     assert unit in report.draw(folder).read_text()
+    settings |= {"recipe": "spire", "decay": 1.0, "acceptance_share": 0.5}
+    unit = "a weighted mean of nats less the accepted share, over 5 heads, all weighted alike"
+    assert report.loss_unit(settings) == unit
+    settings = {"num_heads": 5, "decay": 0.8, "weighting": "d-pace"}
+    (folder / "config.json").write_text(json.dumps(settings))
+    drawn = report.draw(folder).read_text()
+    assert "loss, a weighted sum of nats; in training by weighting=d-pace" in drawn
 
 
 def export(folder, layout, target="owner/target", **fields):

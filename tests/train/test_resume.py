@@ -195,8 +195,11 @@ def test_a_longer_run_goes_on_from_a_finished_one(tmp_path):
 
 def test_a_run_that_is_further_than_it_shall_go_or_just_there_says_so(tmp_path, capsys):
     done = loop.fit(make_task(), *settings(tmp_path))
+    checkpoint.mark_finished(tmp_path, settings(tmp_path)[0])
     with pytest.raises(config.ConfigError, match="run.steps=12, but .* at step 20 already: give"):
-        loop.fit(make_task(), *settings(tmp_path, steps=12))
+        loop.fit(make_task(), {"data.batch": 2, "run.steps": 12}, *settings(tmp_path, steps=12)[1:])
+    assert checkpoint.recorded(tmp_path) == settings(tmp_path)[0]
+    assert (tmp_path / checkpoint.FINISHED).is_file()
     again = loop.fit(make_task(), *settings(tmp_path))
     assert "is at step 20 already, its last" in capsys.readouterr().out
     np.testing.assert_array_equal(again["w"], done["w"])
@@ -259,6 +262,26 @@ def test_the_best_of_what_a_killed_run_goes_on_from_is_kept_until_it_is_passed(t
     assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["30", "40"]
     with pytest.raises(config.ConfigError, match="run.best='tau' is not measured; .* loss"):
         best.offer(50, {"loss": 1.0}, {})
+
+
+@pytest.mark.parametrize(
+    ("measure", "step"),
+    [
+        ("heldout_bits_per_byte", 20),
+        ("heldout_repeated", 20),
+        ("notes_heldout_bits_per_byte", 20),
+        ("squared_error", 20),
+        ("trusted_tv", 20),
+        ("tv", 20),
+        ("notes/decoded_tau", 30),
+        ("greedy_tau", 30),
+    ],
+)
+def test_of_errors_and_losses_the_least_is_the_best(tmp_path, measure, step):
+    rows = [{"step": step, measure: value} for step, value in ((10, 0.2), (20, 0.1), (30, 0.3))]
+    for row in rows:
+        (tmp_path / "best" / str(row["step"])).mkdir(parents=True)
+    assert checkpoint.Best(tmp_path, measure, rows).step == step
 
 
 def test_a_measure_that_there_is_not_costs_no_step(tmp_path):

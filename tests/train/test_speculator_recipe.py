@@ -17,7 +17,7 @@ import specjax
 from specjax.models import CausalLM, Decoder
 
 KINDS = speculator.KINDS
-SMALL = ["num_heads=2", "inner_size=8", "num_layers=1", "beams=2", "optimizer.warmup=2"]
+SMALL = ["num_heads=2", "inner_size=8", "optimizer.warmup=2"]
 SMALL += ["optimizer.decay_share=0.0", "run.save_every=5", "run.eval_every=6"]
 SMALL += ["decoding.num_prompts=0"]  # measured in the tests of the other recipes
 
@@ -43,7 +43,7 @@ def test_the_second_phase_goes_on_with_the_targets_own_text_where_the_first_ende
 
 
 def test_a_finished_run_knows_the_heads_from_which_its_first_phase_began(tmp_path, monkeypatch):
-    ran = []
+    ran, run = [], speculator.run
     monkeypatch.setattr(speculator, "run", lambda settings, dry_run=False: ran.append(settings))
     words = ["speculator", f"run.folder={tmp_path / 'run'}", "run.steps=2", "text.steps=2"]
     assert cli.main([*words, "init=heads"]) == 0
@@ -58,6 +58,19 @@ def test_a_finished_run_knows_the_heads_from_which_its_first_phase_began(tmp_pat
     assert speculator.phases(dataclasses.replace(ran[0], text=speculator.TextConfig(steps=0))) == [
         dataclasses.replace(ran[0], text=speculator.TextConfig(steps=0))
     ]
+
+    def begun(phase):
+        raise InterruptedError(phase.run.folder)
+
+    monkeypatch.setattr(frozen, "make_setting", begun)
+    with pytest.raises(InterruptedError, match="run/text$"):
+        run(ran[0])
+    (tmp_path / "run" / "text" / "checkpoints" / "2").mkdir(parents=True)
+    checkpoint.mark_finished(tmp_path / "run" / "text", config.resolved(first))
+    with pytest.raises(InterruptedError, match="run$"):  # the first phase is not exported again
+        run(ran[0])
+    with pytest.raises(InterruptedError, match="run/text$"):
+        run(ran[0], dry_run=True)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from brief_runs import brief, three_layers
 from specjax.train import config, report, spire
+from specjax.train.evaluate import make_evaluate, weighed
 from specjax.train.rows import make_reader
 from training_toys import logits_of
 
@@ -102,6 +103,18 @@ def test_fault_a_drafter_that_is_taught_over_another_window_is_seen(lm, monkeypa
     wrong = SimpleNamespace(**vars(right) | {"outputs": other.outputs})
     taught, drafted = taught_and_drafted(wrong, lm, monkeypatch)
     assert np.abs(taught[2] - drafted[2]).max() > 1e-3
+
+
+def test_the_held_out_loss_is_that_of_the_training(lm, tmp_path):
+    asked = made(*FIELDS, tmp_path=tmp_path)
+    built = spire.make_spire(asked, SimpleNamespace(lm=lm))
+    read, given = make_reader(lm.config, END, built.layers), {"target": lm.params}
+    tokens = np.random.default_rng(1).integers(END + 1, 24, (ROWS, LENGTH + 1)).astype(np.int32)
+    loss = spire.make_loss(built, lm.target, read, asked)
+    learned = float(weighed(jax.jit(loss)(built.params, given, tokens, None)))
+    measure = spire.make_measure(built, lm.target, read, asked)
+    held = make_evaluate(measure, {"": [(tokens, np.ones((ROWS, LENGTH), np.float32))]})
+    np.testing.assert_allclose(held(built.params, given)["heldout_loss"], learned, rtol=1e-4)
 
 
 def test_the_recipe_lowers_its_loss_and_what_it_exports_loads_back(place):
