@@ -122,6 +122,9 @@ def test_heads_are_not_left_out_where_dspark_is_written(name, golden_target, tmp
         ("dflash", "block_size", 5, "block_size"),
         ("domino", "pure_draft_prefix_len", 2, "prefix"),
         ("dflash2", "selector_top_k", 3, "num_candidates"),
+        ("xpress", "xpress_num_passes", 3, "num_passes"),
+        ("xpress", "xpress_block_size", 5, "block_size"),
+        ("lilicorr", "lilicorr_logit_scale", 2, "logit_scale"),
     ],
 )
 def test_a_key_of_two_places_is_read_in_either_and_may_not_have_two_values(
@@ -237,6 +240,21 @@ def test_blocks_of_jetspec_are_causal_and_written_so_that_both_kinds_of_reader_k
     assert again.topology == found.drafter.topology == trees.whole_families(3, 4, 11)
 
 
+@pytest.mark.parametrize("name", ["dflash", "dspark", "dflash_speculators"])
+def test_what_could_not_be_loaded_again_is_not_written(name, golden_target, tmp_path):
+    heads = specjax.load_drafter(GOLDEN / name, golden_target)
+    twice = dataclasses.replace(heads.drafter.config, target_layers=(2, 2, 4))
+    given = dict(format="block-speculators") if name == "dflash_speculators" else {}
+    with pytest.raises(ValueError, match="target_layers=.2, 2, 4.: .* each hidden state is read"):
+        drafter = dataclasses.replace(heads.drafter, config=twice)
+        specjax.save_drafter(drafter, heads.params, tmp_path / "a", **given)
+    if "draft_lm_head" in heads.params:
+        other = heads.params | {"draft_lm_head": {"weight": heads.params["fc"]["weight"][:16, :16]}}
+        with pytest.raises(ValueError, match="lm_head.weight .16, 16. is a copy of a table of the"):
+            given |= dict(target=golden_target)
+            specjax.save_drafter(heads.drafter, other, tmp_path / "b", **given)
+
+
 WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
 
 
@@ -299,6 +317,9 @@ def test_settings_of_a_drafter_are_stored_with_its_weights(
     layout = "block-speculators" if name.endswith("speculators") else None
     specjax.save_drafter(drafter, heads.params, tmp_path, format=layout)
     assert specjax.load_drafter(tmp_path, golden_target).drafter == drafter
+    if "least" in setting:
+        with pytest.raises(ValueError, match='delete "least" from "specjax" in config.json'):
+            specjax.load_drafter(tmp_path, golden_target, topology="2x2")
     file = tmp_path / "config.json"
     config = json.loads(file.read_text())
     assert setting.items() <= config["specjax"].items()

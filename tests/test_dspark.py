@@ -283,6 +283,7 @@ def test_temperatures_are_stored_with_the_heads(format, tmp_path):
 def test_shapes_that_do_not_fit_are_named():
     for wrong, words in (
         (dict(markov="lstm"), "markov='lstm': accepted are vanilla, gated, rnn"),
+        (dict(markov="rnn", from_root=False), "markov='rnn' with from_root=False is not sup"),
         (dict(markov_rank=-1), "markov_rank=-1"),
         (dict(markov_rank=0), "give confidence_reads_token=False"),
     ):

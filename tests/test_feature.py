@@ -294,6 +294,8 @@ def test_what_no_head_can_be_is_named():
     for make, words in (
         (lambda: Eagle3(config=CONFIG_3, target=TARGET, layers=(1, 3)), "1, 3.*has 2 layers"),
         (lambda: Eagle3(config=CONFIG_3, target=TARGET, layers=(1, 2, 3)), "reads 2 hidden states"),
+        (lambda: Eagle3(config=CONFIG_3, target=TARGET, layers=(1, 2), layer=1), "leave layer out"),
+        (lambda: Eagle(config=EagleConfig(layer=LAYER), target=TARGET, layer=3), "eagle: layer=3:"),
         (lambda: Staged(config=TwoConfig(), target=TARGET, topology=trees.chain(4)), "4 deep"),
         (lambda: Eagle(config=EagleConfig(layer=wide), target=TARGET), "16 wide.* 12 wide"),
         (

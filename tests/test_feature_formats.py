@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 
 import jax
 import numpy as np
@@ -191,7 +190,7 @@ def test_what_the_layout_cannot_say_of_the_training_is_kept_beside_it(
     name, layout, target, tmp_path
 ):
     heads = specjax.load_drafter(GOLDEN / name, target)
-    assert heads.drafter.trained_depth is None
+    assert heads.drafter.trained_depth == (3 if name == "peagle" else None)
     drafter = dataclasses.replace(heads.drafter, trained_depth=3)
     specjax.save_drafter(drafter, heads.params, tmp_path, format=layout, target=target)
     assert specjax.load_drafter(tmp_path, target).drafter.trained_depth == 3
@@ -203,6 +202,15 @@ def test_what_the_layout_cannot_say_of_the_training_is_kept_beside_it(
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(ValueError, match="trained_depth="):
             specjax.load_drafter(tmp_path, target)
+
+
+def test_heads_of_a_quantized_target_keep_no_second_table_that_was_not_trained(target, tmp_path):
+    given = dict(tokenizer=False, dtype="float32", quantize="int8")
+    rounded = specjax.load(GOLDEN / "target", **given)
+    for trained in (False, True, None):
+        folder = edited(tmp_path / str(trained), "speculators", {"embed_requires_grad": trained})
+        own = [specjax.load_drafter(folder, lm).drafter.config for lm in (target, rounded)]
+        assert [one.own_embedding for one in own] == [False, trained is not False]
 
 
 def test_heads_for_sglang_always_have_the_bias_that_it_expects(target, tmp_path):
@@ -229,16 +237,6 @@ def test_a_head_without_an_lm_head_says_so_as_sglang_reads_it(target, tmp_path):
     assert specjax.load_drafter(tmp_path, target).drafter.config == config
 
 
-@pytest.mark.parametrize(("name", "layout", "shared"), [WRITTEN[1], WRITTEN[2], WRITTEN[4]])
-def test_a_window_is_kept_though_the_layouts_have_none(name, layout, shared, target, tmp_path):
-    heads = specjax.load_drafter(GOLDEN / name, target)
-    config = heads.drafter.config
-    layer = dataclasses.replace(config.layer, window=9)
-    drafter = dataclasses.replace(heads.drafter, config=dataclasses.replace(config, layer=layer))
-    specjax.save_drafter(drafter, heads.params, tmp_path, format=layout, target=target)
-    assert specjax.load_drafter(tmp_path, target).drafter.config.layer.window == 9
-
-
 def test_names_and_settings_of_other_writers_mean_the_same(target, tmp_path):
     wanted = specjax.load_drafter(GOLDEN / "eagle3", target)
 
@@ -250,7 +248,7 @@ def test_names_and_settings_of_other_writers_mean_the_same(target, tmp_path):
         dict(rename=layers),
         dict(config={"num_hidden_layers": 40}),  # the target's, in some published files
         dict(config={key: ids}),
-        dict(config={"eagle_config": {key: [i - 1 for i in ids]}}),
+        dict(config={"eagle_config": {key: [i - 1 for i in ids], "use_last_layernorm": True}}),
         dict(config={"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}),
         dict(**{"embed_tokens.weight": np.asarray(target.params["embedding"])}),
     ]
@@ -292,41 +290,6 @@ def test_a_residual_is_not_normed_unless_the_config_says_so(name, target, tmp_pa
     assert specjax.load_drafter(folder, target).drafter.config.norm_before_residual
 
 
-SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 9}
-
-
-@pytest.mark.parametrize(
-    ("own", "config", "window", "causal"),
-    [
-        ({"use_swa": True, "swa_window_size": 6}, {}, 6, False),
-        ({"use_swa": True}, SLIDING, 9, False),
-        ({"use_swa": True, "causal": True}, {"is_causal": None, "sliding_window": 9}, 9, True),
-        ({"swa_window_size": 6}, {"use_sliding_window": True, "sliding_window": 9}, 6, None),
-        ({"causal": False, "causal_head": False}, {"is_causal": False}, None, False),
-    ],
-)
-def test_windows_are_those_of_dflashs_own_keys(own, config, window, causal, target, tmp_path):
-    kinds = ["sliding_attention" if "use_sliding_window" in config else "full_attention"] * 2
-    common = {"mask_token_id": 23, "target_layer_ids": [1, 3, 5]}
-    config = {"layer_types": kinds, "dflash_config": common | own} | config
-    shutil.copytree(GOLDEN / "dflash", tmp_path, dirs_exist_ok=True)
-    config = json.loads((tmp_path / "config.json").read_text()) | config
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    found = specjax.load_drafter(tmp_path, target).drafter.config
-    assert (found.layers.window, found.causal) == (window, causal)
-
-
-@pytest.mark.parametrize("name", ["peagle", "speculators"])
-def test_layers_of_speculators_have_windows_by_their_types_alone(name, target, tmp_path):
-    layer = json.loads((GOLDEN / name / "config.json").read_text())["transformer_layer_config"]
-    kinds = ["sliding_attention"] * layer["num_hidden_layers"]
-    layer |= {"layer_types": kinds, "sliding_window": 4, "use_sliding_window": False}
-    found = specjax.load_drafter(
-        edited(tmp_path, name, {"transformer_layer_config": layer}), target
-    )
-    assert found.drafter.config.layer.window == 4
-
-
 def test_the_depth_for_which_a_p_eagle_head_was_trained_is_read_and_said(target, tmp_path):
     with pytest.warns(UserWarning, match="5 tokens deep, and its file says .* trained for 3"):
         found = specjax.load_drafter(GOLDEN / "peagle", target, topology="chain:5")
@@ -362,7 +325,7 @@ def test_heads_that_draft_all_at_once_are_written_and_loaded_again(
     layout, said, shape, target, tmp_path
 ):
     blank = np.arange(48, dtype=np.float32)
-    source = edited(tmp_path / "a", "eagle3", {"ptd_token_id": "5"}, mask_hidden=blank[None])
+    source = edited(tmp_path / "a", "eagle3", {"ptd_token_id": 5}, mask_hidden=blank[None])
     heads = specjax.load_drafter(source, target, topology="chain:3")
     assert isinstance(heads.drafter, PEagle) and heads.drafter.config.mask_token == 5
     assert np.array_equal(heads.params["mask_hidden"], blank)

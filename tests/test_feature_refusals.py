@@ -90,6 +90,7 @@ ROPES = {
         ),
         ("speculators", {"transformer_layer_config": None}, {}, "lacks transformer_layer_config"),
         ("dflash", {"num_target_layers": 9}, {}, "num_target_layers=9: .* which has 7 layers"),
+        ("dflash", {"num_target_layers": "7"}, {}, "num_target_layers='7': it must be a whole"),
         ("dflash", {"dflash_config": {}}, {}, "lacks mask_token_id"),
         ("dflash", {"block_size": None}, {}, "lacks block_size"),
         (
@@ -168,6 +169,8 @@ ROPES = {
         ("eagle3", SLIDING | {"layer_types": SLIDING["layer_types"][:1]}, {}, "is None: some prog"),
         ("peagle", {"speculators_config": {"proposal_methods": [SHORT]}}, {}, "tokens=0: it must"),
         ("dflash", {"rope_parameters": ROPES}, {}, "rope_theta=77.0 of sliding_attention"),
+        ("eagle3", {"eagle_config": {"norm_before_residual": True}}, {}, "config: norm_before_res"),
+        ("eagle3", {"eagle_config": {"use_last_layernorm": False}}, {}, "accepted: True"),
         ("eagle3", {"eagle_config": [1]}, {}, "eagle_config=.1.: it must be an object"),
         ("peagle", {"speculators_config": [1]}, {}, "speculators_config=.1.: it must be an obj"),
         (SPARK, {"transformer_layer_config": ["x"]}, {}, "_config=.'x'.: it must be an object"),
@@ -202,6 +205,8 @@ def test_what_transformers_writes_of_qwen3_is_no_unknown_key(target, tmp_path):
     [
         ("eagle3", "eagle3", {}, {"o_bias": True}, "know layer.o_bias; take"),
         ("eagle3", "eagle3", {}, {"mlp_bias": True}, "know layer.mlp_bias; take"),
+        ("eagle3", "eagle3", {"fc_bias": True}, {}, "know fc_bias; no layout holds biases of fc"),
+        ("eagle3", "eagle3-speculators", {"head_bias": True}, {}, "nor has any other"),
         ("eagle3", "eagle3", {"own_embedding": True}, {}, "know own_embedding; take"),
         ("eagle3", "eagle3", {}, {"num_layers": 2}, "know layer.num_layers=2; take"),
         ("eagle3", "eagle3-speculators", {}, {"qkv_bias": True}, "qkv_bias=True, o_bias=False"),
@@ -267,6 +272,9 @@ def test_a_mask_with_an_embedding_of_its_own_is_refused(source, target, tmp_path
     (tmp_path / "mask_embedding.pt").write_bytes(b"")
     with pytest.raises(ValueError, match="mask_embedding.pt: masks .* target's of token 23"):
         specjax.load_drafter(tmp_path, target)
+    heads = specjax.load_drafter(GOLDEN / source, target)
+    specjax.save_drafter(heads.drafter, heads.params, tmp_path, overwrite=True)
+    assert specjax.load_drafter(tmp_path, target).drafter == heads.drafter
 
 
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])

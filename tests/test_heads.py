@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
+from toys import heads as weights_for
 from toys import own_params, whole
 
 import specjax
 from specjax import Sampling, trees
+from specjax.checkpoints import weights
 from specjax.drafters import hydra, medusa
 from specjax.types import Context, Segment
 
@@ -150,6 +152,26 @@ def test_what_is_saved_is_loaded_again(name, layout, target, tmp_path):
         assert ours == theirs
 
 
+@pytest.mark.parametrize("name", ["medusa", "hydra"])
+def test_the_hidden_state_that_heads_read_is_kept(name, target, tmp_path):
+    heads = specjax.load_drafter(GOLDEN / name, target)
+    other = dataclasses.replace(heads.drafter, layer=1)
+    specjax.save_drafter(other, heads.params, tmp_path, target=target)
+    assert specjax.load_drafter(tmp_path, target).drafter.features == (1,)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config.get("hidden_state_offset", config["specjax"].get("layer")) == 1
+
+
+def test_heads_without_a_block_are_written_in_the_authors_layout_alone(target, tmp_path):
+    medusa = specjax.load_drafter(GOLDEN / "medusa", target).drafter
+    config = dataclasses.replace(medusa.config, num_layers=0)
+    bare = dataclasses.replace(medusa, config=config)
+    with pytest.raises(ValueError, match="num_layers=0: .* take 'medusa'"):
+        specjax.save_drafter(bare, weights_for(bare), tmp_path, format="medusa-vllm")
+    specjax.save_drafter(bare, weights_for(bare), tmp_path)
+    assert specjax.load_drafter(tmp_path, target).drafter == bare
+
+
 def test_medusa_heads_lie_beside_the_model_that_was_trained_with_them(target, tmp_path):
     model = load_file(GOLDEN / "target" / "model.safetensors")
     heads = load_file(GOLDEN / "medusa" / "medusa_lm_head.safetensors")
@@ -218,6 +240,9 @@ def edited(folder, source, config=None, **tensors):
         ("hydra", {"hydra_num_heads": 5}, {}, "missing .12."),
         ("hydra", {"hydra_num_heads": 0}, {}, "hydra_num_heads=0: it must be at least 1"),
         ("hydra", {"hidden_state_offset": 3}, {}, "has 2 layers"),
+        ("hydra", {"hidden_state_offset": "0"}, {}, "offset='0': it must be a whole number"),
+        ("medusa", {"specjax": {"layer": "1"}}, {}, "layer='1': it must be a whole number"),
+        ("medusa", {"specjax": {"layer": 9}}, {}, "medusa: layer=9: the target has 2 layers"),
         (
             "hydra",
             {},
@@ -249,6 +274,42 @@ def test_an_unknown_layout_is_told_with_what_is_known(target, tmp_path):
     shutil.copy(GOLDEN / "target" / "model.safetensors", tmp_path)
     with pytest.raises(ValueError, match="that is known .model_type='jetspec'"):
         specjax.load_drafter(tmp_path, target)
+
+
+def test_of_two_files_with_one_name_the_index_says_which_counts(target, tmp_path):
+    shutil.copytree(GOLDEN / "medusa", tmp_path, dirs_exist_ok=True)
+    wanted = specjax.load_drafter(tmp_path, target).params
+    own = tmp_path / "medusa_lm_head.safetensors"
+    name, found = "0.0.linear.bias", load_file(own)
+    save_file({name: found[name] + 1}, tmp_path / "other.safetensors")
+    words = f"{name} is both in {own.name} and in other.safetensors, and no model.safetensors.index"
+    with pytest.raises(ValueError, match=words):
+        specjax.load_drafter(tmp_path, target)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {name: own.name}}))
+    assert same(specjax.load_drafter(tmp_path, target).params, wanted)
+    index.write_text(json.dumps({"weight_map": {name: "other.safetensors"}}))
+    assert not same(specjax.load_drafter(tmp_path, target).params, wanted)
+    index.write_text(json.dumps({"weight_map": [name]}))
+    with pytest.raises(ValueError, match=words):
+        specjax.load_drafter(tmp_path, target)
+
+
+def test_tables_are_compared_some_rows_at_a_time(monkeypatch):
+    monkeypatch.setattr(weights, "ROWS_AT_ONCE", 3)
+    values = np.arange(16, dtype=np.float32).reshape(8, 2)
+
+    class Table:
+        shape, read = values.shape, []
+
+        def __getitem__(self, rows):
+            self.read.append(len(values[rows]))
+            return values[rows]
+
+    assert weights.same_table(values, Table()) and Table.read == [3, 3, 2]
+    other = values.copy()
+    other[-1, -1] += 1
+    assert not weights.same_table(other, Table())
 
 
 def test_a_pytorch_file_says_what_it_lacks(target, tmp_path, monkeypatch):

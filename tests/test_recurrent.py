@@ -260,6 +260,7 @@ def test_names_may_lack_their_prefix_and_shared_weights_have_several(
         ("mlp", dict(tensors={"speculator.ln.1.bias": None}), "ln.1.bias"),
         ("mlp_tied", dict(tensors={"speculator.emb.0.weight": None}), "emb.0.weight"),
         ("redrafter", dict(config={"exit_dim": None}), "lacks exit_dim"),
+        ("redrafter", dict(config={"specjax": {"kept": "5"}}), "kept='5': it must be a whole"),
         ("redrafter", dict(config={"exit_dim": 0}), "exit_dim=0: it must be at least 1"),
         ("redrafter", dict(config={"rnn": "false"}), "rnn='false': it must be true or false"),
         ("redrafter", dict(config={"num_draft_layers": 3}), "lm_head.3.weight"),

@@ -62,7 +62,7 @@ LINES = {
     ],
     "test_block_heads.py": [("fault", DEFAULT), ("in turn|matched_v", FULL), (EVERYTHING, MERGE)],
     "test_block_layouts.py": [
-        ("refused|root|window|spread|setting|short", MERGE),
+        ("refused|root|window|spread|setting|short|two_places|again_is_not", MERGE),
         (EVERYTHING, FULL),
     ],
     "test_block_trees.py": [("fault", DEFAULT), (EVERYTHING, MERGE)],
@@ -153,7 +153,7 @@ LINES = {
         ("pending|after_a_longer|is_read|copies", MERGE),
         (EVERYTHING, FULL),
     ],
-    "test_feature_formats.py": FULL,
+    "test_feature_formats.py": MERGE,
     "test_feature_generations.py": [(r"a_generation.*\[eagle3\]", MERGE), (EVERYTHING, FULL)],
     "test_feature_refusals.py": MERGE,
     "test_greedy.py": [
@@ -189,7 +189,7 @@ LINES = {
     "test_forty_lines.py": [("one_law", MERGE)],
     "test_grown.py": FULL,
     "test_head_benchmarks.py": [("measured_together", FULL), ("in_folders", MERGE)],
-    "test_heads.py": [("authors_code|is_named|what_is_wrong", MERGE), (EVERYTHING, FULL)],
+    "test_heads.py": [("authors|named|wrong|counts|_kept|rows_at", MERGE), (EVERYTHING, FULL)],
     "test_heads_decode.py": MERGE,
     "test_heldout.py": [("worth_its_name", MERGE), (EVERYTHING, FULL)],
     "test_horizontal.py": [("fault|refused|built", DEFAULT), ("block", FULL), (EVERYTHING, MERGE)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import corpus, packages, sources
+from . import corpus, packages, sharded, sources
 from .config import ConfigError, DataConfig
 from .sources import Document
 
@@ -25,15 +25,13 @@ def documents(
       ConfigError: the corpus or one of its shards cannot be read, or has no documents in this
         split.
     """
-    from . import samples  # which reads tokenizers, which read texts
-
     if name == "stdlib":
         found = corpus.stdlib_documents(split, strict=strict)
     elif name == "packages":
         found = packages.documents(split, strict=strict)
-    elif not (path := Path(name)).exists() and samples.num_shards(path):
-        shards = samples.shards_of(path, "regenerate")
-        found = [own for file in shards for own in sources.read(str(file), split, broken_share)]
+    elif not (path := Path(name)).exists() and sharded.num_shards(path):
+        files = sharded.shards_of(path, "regenerate")
+        found = [own for file in files for own in sources.read(str(file), split, broken_share)]
     else:
         found = sources.read(name, split, broken_share)
     if not found:

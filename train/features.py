@@ -34,22 +34,20 @@ from flax import nnx
 
 from specjax.models.causal_lm import graph_definition
 
-from . import chunks, data, losses, model, outlook, samples, tokenizer, unroll
+from . import chunks, data, losses, model, outlook, samples, sharded, tokenizer, unroll
 from .config import (
     ConfigError,
     DataConfig,
     check_split,
     check_unread,
-    defaults,
-    differences,
-    flatten,
 )
+from .request import REQUEST, check_request, request_of
 from .teacher import load_teacher
 
 TOKENS, WEIGHT = "tokens.npy", "weight.npy"
 HIDDEN, LAWS, RECORD = "hidden.{}.npy", "laws.{}.npy", "features.json"
 UNFINISHED = "unfinished.json"  # the record of a folder in which only the first rows are written
-REQUEST, WRITTEN = "request", "written"  # what was asked for, and how many rows are written
+WRITTEN = "written"  # how many rows an unfinished folder has
 UNASKED = ("output", "shard", "shards", "data.eval_rows")  # in the folder's name, or without effect
 PAUSE = 60.0  # seconds after which rows that were written are counted in ``unfinished.json``
 PARTS = ("ids", "logits", "rest")  # the parts of a law
@@ -177,7 +175,7 @@ def read(folder: str, of: dict, length: int, layers, top_k: int = 0) -> StoredRo
         holds rows of another length.
     """
     try:
-        paths = samples.shards_of(Path(folder), "features", RECORD)
+        paths = sharded.shards_of(Path(folder), "features", RECORD)
     except ConfigError as error:
         raise ConfigError(
             f'{error}; or give features="", which runs the target in each step'
@@ -234,24 +232,10 @@ def batches(rows: StoredRows, config: DataConfig, *, shard: tuple[int, int] = (0
     return data.batched(dataset, config, shard, prefetch=4)
 
 
-def request_of(config: FeaturesConfig) -> dict:
-    """What a configuration asks for, which the record of its folder holds: the fields on which the
-    rows depend, flattened."""
-    asked = {name: value for name, value in flatten(config).items() if name not in UNASKED}
-    return asked | {"layers": sorted(config.layers)}
-
-
-def changed(record: dict, config: FeaturesConfig) -> list[str]:
-    """One line for each field in which a configuration asks for other rows than a record has.
-
-    A field that did not exist when the record was written had its default. A record of an earlier
-    version, which does not say what was asked for, differs in nothing.
-    """
-    asked = request_of(config)
-    if REQUEST not in record:
-        return []
-    usual = {name: value for name, value in defaults(FeaturesConfig).items() if name in asked}
-    return differences(usual | record[REQUEST], asked)
+def asked_of(config: FeaturesConfig) -> dict:
+    """What a configuration asks for, which the record of its folder holds; the order of ``layers``
+    changes nothing."""
+    return request_of(config, UNASKED) | {"layers": sorted(config.layers)}
 
 
 def check_finished(folder: Path, config: FeaturesConfig) -> bool:
@@ -262,14 +246,7 @@ def check_finished(folder: Path, config: FeaturesConfig) -> bool:
     """
     if not (folder / RECORD).is_file():
         return False
-    lines = changed(json.loads((folder / RECORD).read_text()), config)
-    if lines:
-        raise ConfigError(
-            f"output={config.output!r}: {folder} holds what another command asked for (its fields "
-            "-> these):\n  "
-            + "\n  ".join(lines)
-            + "\ngive another output, or remove that folder to compute it anew"
-        )
+    check_request(folder, json.loads((folder / RECORD).read_text()), config, asked_of(config))
     print(f"{folder} is there already")
     return True
 
@@ -287,7 +264,7 @@ def rows_written(folder: Path, record: dict) -> int:
 def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     """Writes the folder ``output``, unless it is finished already."""
     shard = config.shard, config.shards
-    folder = samples.shard_of(Path(config.output), *shard)
+    folder = sharded.shard_of(Path(config.output), *shard)
     if check_finished(folder, config):
         return
     vocabulary = tokenizer.load(config.data.tokenizer)
@@ -345,7 +322,7 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
         )
     folder.mkdir(parents=True, exist_ok=True)
     record = {"teacher": config.teacher, "layers": layers, "top_k": top_k}
-    record |= {**record_of(teacher, vocabulary), REQUEST: request_of(config)}
+    record |= {**record_of(teacher, vocabulary), REQUEST: asked_of(config)}
     written = rows_written(folder, record)
     if written:
         print(f"goes on after {written} of {rows} rows", flush=True)

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from . import corpora, data, model, outlook, samples, talks, tokenizer, writing
+from . import corpora, data, model, outlook, samples, sharded, talks, tokenizer, writing
 from .config import ConfigError, DataConfig, check_split, check_unread
+from .request import REQUEST, check_request, request_of
 from .teacher import load_teacher
 
 TRIAL = 16  # tokens of each row that a dry run generates
@@ -130,7 +131,7 @@ def record_of(config: RegenerateConfig, teacher, vocabulary) -> dict:
     """The record of an output: who wrote it, and what was asked for."""
     record = {"teacher": config.teacher, **samples.fingerprints(teacher, vocabulary)}
     record |= {name: getattr(config, name) for name in ("temperature", "greedy_share", "split")}
-    return record | {samples.REQUEST: samples.request_of(config, UNASKED)}
+    return record | {REQUEST: request_of(config, UNASKED)}
 
 
 def record_file(path: Path) -> Path:
@@ -151,7 +152,7 @@ def is_finished(path: Path, config: RegenerateConfig) -> bool:
         record = samples.record_of(path)
     else:
         record = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
-    samples.check_request(path, record, config, UNASKED)
+    check_request(path, record, config, request_of(config, UNASKED))
     print(f"{path} is there already")
     return True
 
@@ -174,7 +175,7 @@ def run(config: RegenerateConfig, *, dry_run: bool = False) -> None:
     Raises:
       ConfigError: the file that is there holds something else.
     """
-    path = samples.shard_of(Path(config.output), config.shard, config.shards)
+    path = sharded.shard_of(Path(config.output), config.shard, config.shards)
     if is_finished(path, config):
         return
     vocabulary = tokenizer.load(config.data.tokenizer)

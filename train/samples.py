@@ -1,4 +1,4 @@
-"""Files of rows that a target wrote (recipe ``regenerate``, ``.npz``), and their shards.
+"""Files of rows that a target wrote (recipe ``regenerate``, ``.npz``).
 
 A file records the fingerprints of its target and tokenizer, and how its rows were drawn. A drafter
 that learns from the text of another target learns the wrong law, so such text is refused.
@@ -9,17 +9,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from . import sources, tokenizer
-from .config import ConfigError, defaults, differences, flatten
+from . import sharded, sources, tokenizer
+from .config import ConfigError
+from .request import REQUEST
 
 RECORD = "record"  # the array of a file that holds its record as JSON
-REQUEST = "request"  # the entry of a record with what was asked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,38 +78,6 @@ def check_of(what: str, record: Mapping, of: Mapping, way_out: str) -> None:
             )
 
 
-def request_of(config, unasked: Sequence[str]) -> dict:
-    """What a configuration asks for, flattened: all fields but those ``unasked``, on which the
-    rows do not depend."""
-    return {name: value for name, value in flatten(config).items() if name not in unasked}
-
-
-def check_request(path: Path, record: Mapping, config, unasked: Sequence[str]) -> None:
-    """Raises ConfigError if a finished file holds other rows than a configuration asks for.
-
-    A field that did not exist when the record was written had its default. A record of an earlier
-    version, which does not say what was asked for, is accepted, and that is printed.
-
-    Args:
-      path: the file.
-      record: its record, as JSON.
-      config: the configuration of the recipe.
-      unasked: the fields on which the rows do not depend, see ``request_of``.
-    """
-    if REQUEST not in record:
-        print(f"{path} does not say what was asked for: it is taken for what this command asks for")
-        return
-    asked = request_of(config, unasked)
-    usual = {name: value for name, value in defaults(type(config)).items() if name in asked}
-    if changed := differences(usual | record[REQUEST], asked):
-        raise ConfigError(
-            f"output={config.output!r}: {path} holds what another command asked for (its fields -> "
-            "these):\n  "
-            + "\n  ".join(changed)
-            + "\ngive another output, or remove that file to write it anew"
-        )
-
-
 def record_of(path: Path) -> dict:
     """The record of a file of rows; empty where an earlier version wrote none."""
     with np.load(path) as arrays:
@@ -143,7 +110,7 @@ def read(path: str, of: Mapping | None = None, vocab_size: int | None = None) ->
     """
     parts, records = [], []
     anew = "run the recipe `regenerate` with this one, to another `output`"
-    for file in shards_of(Path(path), "regenerate"):
+    for file in sharded.shards_of(Path(path), "regenerate"):
         with np.load(file) as arrays:
             found = {field.name: arrays[field.name] for field in dataclasses.fields(Samples)}
         record = record_of(file)
@@ -181,46 +148,3 @@ def interleaved(parts: Sequence[np.ndarray]) -> np.ndarray:
     for i, part in enumerate(parts):
         joined[i :: len(parts)] = part
     return joined
-
-
-def shard_of(path: Path, shard: int, shards: int) -> Path:
-    """The file of one shard: ``samples.npz`` -> ``samples.0-of-2.npz``."""
-    return path if shards == 1 else path.with_name(f"{path.stem}.{shard}-of-{shards}{path.suffix}")
-
-
-def num_shards(path: Path) -> int:
-    """Returns into how many shards an output is divided, even if some of them are missing; 0: it
-    has none."""
-    named = re.compile(rf"{re.escape(path.stem)}\.\d+-of-(\d+){re.escape(path.suffix)}")
-    there = path.parent.iterdir() if path.parent.is_dir() else ()
-    counts = [int(found[1]) for file in there if (found := named.fullmatch(file.name))]
-    return max(counts, default=0)
-
-
-def shards_of(path: Path, recipe: str, holds: str = "") -> list[Path]:
-    """Returns the file that a recipe wrote to ``path``, or all of its shards.
-
-    Args:
-      path: the output of the recipe.
-      recipe: the name of the recipe, for errors.
-      holds: the file that a finished folder holds; empty: ``path`` is a file.
-
-    Raises:
-      ConfigError: a file or shard is missing.
-    """
-    if (path / holds).is_file():
-        return [path]
-    count = num_shards(path)
-    if not count:
-        raise ConfigError(
-            f"nothing at {str(path)!r}: run the recipe `{recipe}` first, with output={path}"
-        )
-    wanted = [shard_of(path, i, count) for i in range(count)]
-    missing = [file for file in wanted if not (file / holds).is_file()]
-    if missing:
-        raise ConfigError(
-            f"of the {count} shards of {path} {len(missing)} are missing, the first is "
-            f"{missing[0].name}: run the recipe `{recipe}` with shard="
-            f"{wanted.index(missing[0])} shards={count}"
-        )
-    return wanted

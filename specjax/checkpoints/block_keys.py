@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..models.config import DecoderConfig
-from .flat_keys import TARGETS, check_flat, not_understood
+from .flat_keys import TARGETS, check_flat, check_part
 from .weights import flags_of
 
 LABELS = {"shift_label": None, "sample_from_anchor": None}  # two names of ``from_root``
@@ -82,7 +82,7 @@ def in_either(config: Mapping, own: Mapping, key: str) -> Any:
       ValueError: it stands in both, with two values.
     """
     given = [part[key] for part in (own, config) if part.get(key) is not None]
-    if any(value != given[0] for value in given):
+    if any(value != given[0] for value in given[1:]):
         raise ValueError(
             f"config.json: {key} is {given[0]!r} in the part about blocks, and {given[1]!r} beside "
             "it: delete the value with which the drafter was not trained"
@@ -133,18 +133,8 @@ def check_known(config: Mapping, own: Mapping, known: set[str], projectors, part
             f"projector_type={kind!r}: the tensors are those of a drafter whose projector_type is "
             f"{' or '.join(map(repr, projectors))}"
         )
-    given = {key: value for key, value in own.items() if value is not None and key not in known}
-    for key, accepted in ONLY.items():
-        if key in given and given[key] not in accepted:
-            raise ValueError(
-                f"{part}: {key}={given[key]!r} is not supported; accepted: "
-                f"{', '.join(map(repr, accepted))}"
-            )
+    check_part(part, own, {*READ, *known}, ONLY)
     check_outside(config, known={*known, *OUTSIDE_READ})
-    unknown = [key for key in given if key not in {*READ, *ONLY}]
-    if unknown:
-        first, all_known = unknown[0], {*READ, *ONLY, *known}
-        raise not_understood(part, first, given[first], "Known are", all_known)
     check_flat(config, {part, *READ, *ONLY, *OUTSIDE, *known, *TARGETS})
 
 

@@ -28,6 +28,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from .._internal.file_keys import file_keys
 from ..drafters.block import BlockConfig, BlockDrafter
@@ -139,6 +140,7 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
         "target_hidden_size": None,
         "tie_word_embeddings": False,
     } | _options(shape)
+    dflash.check_read_once(shape, "block-speculators")
     inner = layer_hf(shape.layers)
     inner.setdefault("layer_types", ["full_attention"] * shape.layers.num_layers)
     config["transformer_layer_config"] = inner
@@ -147,6 +149,8 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
     if shape.draft_vocab_size is None:
         return config, tensors_of(params, named)
     tensors = tensors_of(params, named | _HEAD)
+    if target is not None:  # a reader takes the target's LM head
+        dflash.check_tables(tensors, target, np.asarray(params["vocab"]))
     return config, tensors | eagle3.vocabulary_tensors(params["vocab"], shape.vocab_size)
 
 
@@ -237,11 +241,6 @@ def _drafter(kind: str, said: dict, config: Mapping, target) -> BlockDrafter:
         rank, markov = number("markov_rank", 256), config.get("markov_head_type", "vanilla")
         flags = flags_of(config, enable_confidence_head=True, confidence_head_with_markov=True)
         confidence, reads = flags.values()
-        if rank and markov == "rnn" and not said["from_root"]:
-            raise ValueError(
-                "markov_head_type='rnn' with sample_from_anchor=false is not supported: its memory "
-                "would begin at the place of the root, which drafts nothing"
-            )
         if rank or confidence:
             heads: dict[str, Any] = dict(markov_rank=rank, markov=markov, confidence=confidence)
             if confidence and reads and not rank:

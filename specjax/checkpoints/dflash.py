@@ -38,6 +38,7 @@ from .weights import (
     Tensors,
     check_copy,
     check_integers,
+    check_num_layers,
     check_sizes,
     embedding_table,
     flags_of,
@@ -51,7 +52,7 @@ DRAFTER, WEIGHTS_FILE = BlockDrafter, "model"
 LM_HEAD = "lm_head.weight"
 TABLES = {"embed_tokens.weight": embedding_table, LM_HEAD: head_table}
 KEYS = {"mask_token_id": "mask_token"}  # whose attribute has another name
-_MASK = "mask_embedding.pt"  # vLLM's name
+MASK = "mask_embedding.pt"  # vLLM's name
 HEADS = ("candidate_selector.", "prefix_gru.", "logit_head.", "xpress_head.", "lilicorr.")
 _DSPARKS = ("markov_head.", "confidence_head.")
 _UNUSED = "rotary_emb.inv_freq"
@@ -138,10 +139,10 @@ def layers_of(
         another target.
     """
     files = tensors.files if isinstance(tensors, Tensors) else ()
-    beside = [path.with_name(_MASK) for path in files]
+    beside = [path.with_name(MASK) for path in files]
     if any(path.exists() for path in beside):
         raise ValueError(
-            f"{_MASK}: masks with an embedding of their own are not supported, only the target's "
+            f"{MASK}: masks with an embedding of their own are not supported, only the target's "
             f"of token {own.get('mask_token_id', config.get('mask_token_id'))}"
         )
     for key in ("attention_sink_bias", "add_swa_attention_sink_bias"):
@@ -155,12 +156,7 @@ def layers_of(
         given.pop("layer_types", None)  # `_attention` reads the window
     layers = layer_config(given, own_names, typed=typed, **usual)
     check_sizes(target, hidden_size=layers.hidden_size, vocab_size=layers.vocab_size)
-    count = target.target.num_layers
-    if config.get("num_target_layers", count) != count:
-        raise ValueError(
-            f"num_target_layers={config['num_target_layers']}: made for another target than "
-            f"{target.name}, which has {count} layers; load the target that it belongs to"
-        )
+    check_num_layers(config, target)
     said = {key: block_keys.in_either(config, own, key) for key in ("block_size", "mask_token_id")}
     lacking = [name for name, value in said.items() if value is None]
     if lacking:
@@ -187,14 +183,20 @@ def drafter_of(
       others: further names that the file may have.
       rows: int64 ``[Vd]``, the rows of the LM head that the file has; None: all.
     """
+    check_tables(tensors, target, rows)
+    named, others = {**names(drafter.config), **more}, (*TABLES, _UNUSED, *others)
+    return drafter, params_of(tensors, named, drafter.shapes, target.dtype, others)
+
+
+def check_tables(tensors: Mapping, target, rows: np.ndarray | None = None) -> None:
+    """Raises ``ValueError`` unless the tables in a file are those of the target; ``rows``: those of
+    the LM head that the file has."""
     for name, table in TABLES.items():
         if name in tensors:
             own = table(target)
             if rows is not None and name == LM_HEAD and not is_quantized(own):
                 own = own[rows]
             check_copy(name, tensors[name], own, target)
-    named, others = {**names(drafter.config), **more}, (*TABLES, _UNUSED, *others)
-    return drafter, params_of(tensors, named, drafter.shapes, target.dtype, others)
 
 
 def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
@@ -221,6 +223,7 @@ def config_of(drafter: BlockDrafter, layout: str, *, can_draft_from_root: bool =
     if not shape.layers.qk_norm:
         raise ValueError(f"format={layout!r}: its layers norm queries and keys, these do not")
     check_vocab(drafter, layout)
+    check_read_once(shape, layout)
     if shape.from_root and not can_draft_from_root:
         raise ValueError(
             f"format={layout!r}: from_root=True: the root's place drafts nothing in this layout; "
@@ -254,6 +257,15 @@ def check_vocab(drafter: BlockDrafter, layout: str) -> None:
         raise ValueError(
             f"format={layout!r}: draft_vocab_size={few}: the layout has no draft vocabulary; take "
             "'block-speculators'"
+        )
+
+
+def check_read_once(shape: BlockConfig, layout: str) -> None:
+    """Raises ``ValueError`` for a drafter that reads a hidden state twice."""
+    if len({*shape.target_layers}) < len(shape.target_layers):
+        raise ValueError(
+            f"format={layout!r}: target_layers={shape.target_layers}: in this layout each hidden "
+            "state is read once; train a drafter that reads each once"
         )
 
 

@@ -116,6 +116,7 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
             f"block; take {drafter.name!r}"
         )
     dflash.check_vocab(drafter, "dspark")
+    dflash.check_read_once(shape, "dspark")
     wrong = {"layers.qk_norm": not shape.layers.qk_norm, "from_root": not shape.from_root}
     causal_window = shape.causal is None and shape.layers.window is not None
     wrong["causal"] = bool(shape.causal) or causal_window

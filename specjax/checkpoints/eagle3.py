@@ -15,7 +15,8 @@ Llama's with ``draft_vocab_size``, ``target_hidden_size`` where F is not H, and,
 The hidden states that are read: ``eagle_aux_hidden_state_layer_ids`` counts them as
 ``hidden_states[i]`` of Hugging Face (vLLM); inside of ``eagle_config`` it counts layers, whose
 outputs are ``hidden_states[i + 1]`` (SGLang); without either they are 2, n // 2 and n - 3 of n
-layers. All programs concatenate them in the order of the layers.
+layers. All programs concatenate them in the order of the layers. Keys of ``eagle_config`` other
+than ``OWN`` and ``ONLY`` are refused.
 
 A P-EAGLE head has a ``mask_hidden [1, 3 F]`` too, and its config says which token's embedding
 stands for drafted tokens: ``mask_token_id`` (speculators), ``pard_token`` or ``ptd_token_id``
@@ -41,6 +42,7 @@ from ..drafters.eagle3 import Eagle3, Eagle3Config, check_vocab
 from ..drafters.peagle import PEagle
 from ..models.quantize import is_quantized
 from .eagle import num_layers
+from .flat_keys import check_part
 from .layers import block_names, layer_config, layer_hf
 from .weights import (
     check_integers,
@@ -48,6 +50,7 @@ from .weights import (
     embedding_table,
     flags_of,
     params_of,
+    same_table,
     tensors_of,
 )
 
@@ -59,6 +62,14 @@ _BLANK = "mask_hidden"
 MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
 _MAPS = ("d2t", "t2d")
 IDS = "eagle_aux_hidden_state_layer_ids"
+OWN = ("norm_before_fc", "parallel_draft_heads_num_layers", "use_aux_hidden_state", IDS)
+ONLY = {  # further keys of ``eagle_config``, which Model-Optimizer writes
+    "next_layer_regular": (True,),
+    "parallel_draft_step": (1,),
+    "use_input_layernorm_in_first_layer": (True,),
+    "use_last_layernorm": (True,),
+    "use_mtp_layernorm": (False,),
+}
 _DEEPSPECS = ("target_layer_ids", "ttt_length")
 _OLD_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")  # of fc_norm, in older SGLang
 
@@ -80,6 +91,7 @@ def is_deepspecs(config: Mapping, names: set[str]) -> bool:
 def load(config: Mapping, tensors: Mapping, target, *, typed: bool = False):
     """As ``loading`` asks of a layout; ``typed``: see ``layer_config``."""
     own = config.get("eagle_config") or {}
+    check_part("eagle_config", own, OWN, ONLY)
     reads = flags_of(config, use_aux_hidden_state=True)
     if not all(flags_of(own, **reads).values()):
         raise ValueError(
@@ -115,7 +127,7 @@ def load(config: Mapping, tensors: Mapping, target, *, typed: bool = False):
             normed_output=flags["norm_output"],
             fc_bias="fc.bias" in tensors,
             head_bias="lm_head.bias" in tensors,
-            own_embedding=_has_own_table(tensors, target),
+            own_embedding=_has_own_table(config, tensors, target),
             mask_token=_mask(config, tensors, size * len(layers)),
             dependency_size=dependency,
         )
@@ -144,6 +156,8 @@ def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
     other = "no layout holds them beside dependency_size; train a head without one of the two"
     if not shape.dependency_size:  # heads with one are read by no other program
         other = "take 'eagle3-speculators'"
+        if shape.head_bias or shape.fc_bias:
+            other = "no layout holds biases of fc and LM head; train a head without them"
         wrong += [key for key in ("head_bias", "fc_bias") if getattr(shape, key)]
         if shape.norm_before_residual:
             wrong.append("norm_before_residual")
@@ -350,10 +364,13 @@ def _norms(config: Mapping, own: Mapping) -> str | None:
     return "each" if each else "whole" if whole else None
 
 
-def _has_own_table(tensors: Mapping, target) -> bool:
+def _has_own_table(config: Mapping, tensors: Mapping, target) -> bool:
+    """Whether the embeddings in a file are others than the target's; of a quantized target, whether
+    the config does not deny it."""
+    trained = flags_of(config, embed_requires_grad=None)["embed_requires_grad"]
     if _EMBEDDING not in tensors:
         return False
     table, found = embedding_table(target), tensors[_EMBEDDING]
-    if is_quantized(table) or found.shape != table.shape:
-        return True
-    return not np.allclose(np.asarray(table, np.float32), found.astype(np.float32), 2e-2, 2e-3)
+    if is_quantized(table):
+        return trained is not False or found.shape != table.shape
+    return not same_table(found, table)

@@ -28,10 +28,16 @@ from .. import trees
 from ..drafters.eagle3 import Eagle3, Eagle3Config
 from ..models.quantize import is_quantized
 from . import eagle3
-from .dflash import TABLES
+from .dflash import TABLES, check_tables
 from .flat_keys import TARGETS, check_flat
 from .layers import layer_config, layer_hf
-from .weights import check_copy, check_integers, check_sizes, params_of, tensors_of
+from .weights import (
+    check_integers,
+    check_num_layers,
+    check_sizes,
+    params_of,
+    tensors_of,
+)
 
 DESCRIPTION = "DeepSpec's of EAGLE-3 (Qwen3Eagle3Model; target_layer_ids, layers.0.hidden_norm...)"
 DRAFTER, WEIGHTS_FILE = Eagle3, "model"
@@ -84,9 +90,7 @@ def load(config: Mapping, tensors: Mapping, target):
         topology=trees.chain(said["ttt_length"]),
         trained_depth=said["ttt_length"],
     )
-    for name, table in TABLES.items():
-        if name in tensors:
-            check_copy(name, tensors[name], table(target), target)
+    check_tables(tensors, target)
     named = eagle3.names(shape, _FIRST)
     return drafter, params_of(tensors, named, drafter.shapes, target.dtype, [*TABLES])
 
@@ -147,12 +151,7 @@ def _check_counts(config: Mapping, target) -> None:
                 f"{key}={value}: each layer of such a head would read embeddings, and the authors' "
                 "own code drafts with one layer alone; only 1 is supported"
             )
-    count = target.target.num_layers
-    if config.get("num_target_layers", count) != count:
-        raise ValueError(
-            f"num_target_layers={config['num_target_layers']}: made for another target than "
-            f"{target.name}, which has {count} layers; load the target that it belongs to"
-        )
+    check_num_layers(config, target)
 
 
 def _target_layers(ids, target) -> tuple[int, ...]:

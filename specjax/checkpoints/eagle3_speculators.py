@@ -82,7 +82,10 @@ def _trained(drafter: Eagle3, config: Mapping) -> Eagle3:
 
 def save(drafter: Eagle3, params, target=None) -> tuple[dict, dict]:
     if drafter.config.fc_bias or drafter.config.head_bias:
-        raise ValueError("format='eagle3-speculators': the layout has no biases of fc and LM head")
+        raise ValueError(
+            "format='eagle3-speculators': the layout has no biases of fc and LM head, nor has any "
+            "other that holds this head; train a head without them"
+        )
     if drafter.config.dependency_size:
         raise ValueError(
             f"format='eagle3-speculators': dependency_size={drafter.config.dependency_size}: "

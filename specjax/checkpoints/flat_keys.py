@@ -94,6 +94,27 @@ def check_speculators(
     check_flat(config[part], inside, part)
 
 
+def check_part(place: str, own: Mapping, known: Collection[str], only: Mapping) -> None:
+    """Raises ValueError for a key of a part of a config that is not understood.
+
+    Args:
+      place: the key of the part, for errors.
+      own: the part. Keys whose value is null say nothing.
+      known: keys that the layout reads.
+      only: further keys to their accepted values; others are another architecture's.
+    """
+    for key, value in own.items():
+        if value is None or key in known:
+            continue
+        if key not in only:
+            raise not_understood(place, key, value, "Known are", {*known, *only})
+        if value not in only[key]:
+            raise ValueError(
+                f"{place}: {key}={value!r} is not supported; accepted: "
+                f"{', '.join(map(repr, only[key]))}"
+            )
+
+
 def not_understood(place: str, key: str, value, are: str, known: Iterable[str]) -> ValueError:
     """The error of a key that is not read; ``are`` begins the sentence that names the ``known``."""
     return ValueError(

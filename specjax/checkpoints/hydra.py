@@ -74,7 +74,9 @@ def load(config: Mapping, tensors: Mapping, target):
             tied=not own,
             prefix=prefix_config(target.config) if kind == "prefix-mlp" else None,
         )
-    offset = config.get("hidden_state_offset", 0)
+    offset = config.get("hidden_state_offset")
+    offset = 0 if offset is None else offset
+    check_integers(hidden_state_offset=offset)
     if not 0 <= offset <= target.target.num_layers:
         raise ValueError(
             f"hidden_state_offset={offset}: {target.name} has {target.target.num_layers} layers"
@@ -85,7 +87,7 @@ def load(config: Mapping, tensors: Mapping, target):
     others = [embedding, *(_PREFIX + name for name in _UNUSED)]
     drafter = Hydra(config=shape, target=target.target)
     params = params_of(tensors, names(shape), drafter.shapes, target.dtype, others)
-    return dataclasses.replace(drafter, layer=drafter.layer - offset), params
+    return dataclasses.replace(drafter, layer=drafter.usual_layer - offset), params
 
 
 def save(drafter: Hydra, params, target=None) -> tuple[dict, dict]:

@@ -17,6 +17,7 @@ _NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_
 _KINDS = ("llama", "qwen2", "qwen3")  # families whose tensors have the names of ``block_names``
 _HEAD_NORMS = ("q_norm", "k_norm")
 _WITHOUT_EFFECT = ("max_positions", "model_type", "tie_embeddings", "eos_ids", "bos_id")
+_WINDOWS = ("layer_types", "sliding_window", "use_sliding_window")
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 
 
@@ -82,12 +83,12 @@ def layer_config(
         return any(name.endswith(ends) for name in names)
 
     config = config_from_hf(hf)
-    window = (hf.get("specjax") or {}).get("window", config.window)
-    if window is not None:
-        check_integers(window=window)
     if local:  # of Llama's too
         windows = windows_from_hf(hf, FAMILIES["qwen3"].windows, config.num_layers)
         config = dataclasses.replace(config, **windows)
+    window = (hf.get("specjax") or {}).get("window", config.window)  # the key of older files
+    if window is not None:
+        check_integers(window=window)
     return dataclasses.replace(
         config,
         window=window,
@@ -108,16 +109,16 @@ def layer_hf(config: DecoderConfig) -> dict:
     """The config of layers, with rotary settings where transformers 4 and 5 look for them.
 
     ``attention_bias`` means biases of queries, keys, values and the output; where only the first
-    three have them (Qwen2), ``qkv_bias`` is written. Llama's config has no key for a window, which
-    is written as ``{"specjax": {"window": n}}``.
+    three have them (Qwen2), ``qkv_bias`` is written. Transformers knows no window of Llama's
+    layers; theirs are written by the keys of Qwen3's, of which servers and speculators read
+    ``layer_types`` and ``sliding_window``.
     """
     plain: dict[str, Any] = dict(qkv_bias=False, o_bias=False, mlp_bias=False)
-    kind = "qwen3" if config.qk_norm else "llama"
-    if kind == "llama":
-        plain["window"] = None
-    hf = config_to_hf(dataclasses.replace(config, model_type=kind, **plain))
-    if kind == "llama" and config.window is not None:
-        hf["specjax"] = {"window": config.window}
+    hf = config_to_hf(dataclasses.replace(config, model_type="qwen3", qk_norm=True, **plain))
+    if not config.qk_norm:
+        windows = {key: hf[key] for key in _WINDOWS if config.window is not None}
+        plain |= dict(window=None, local_layers=None)
+        hf = config_to_hf(dataclasses.replace(config, model_type="llama", **plain)) | windows
     hf["attention_bias"] = config.qkv_bias and config.o_bias
     if config.qkv_bias != config.o_bias:
         hf["qkv_bias"] = config.qkv_bias

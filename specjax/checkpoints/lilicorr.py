@@ -71,12 +71,15 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 def load(config: Mapping, tensors: Mapping, target):
     own = block_keys.own_part(config)
-    lacking = [key for key in KEYS if own.get(key) is None]
+    given = {key: block_keys.in_either(config, own, key) for key in (*KEYS, *CONVOLUTIONS)}
+    given = {key: value for key, value in given.items() if value is not None}
+    lacking = [key for key in KEYS if key not in given]
     if lacking:
         raise ValueError(f"the config.json of a LiLiCorr drafter lacks {', '.join(lacking)}")
-    said: dict[str, Any] = {key: own[key] for key in KEYS}
+    said: dict[str, Any] = {key: given[key] for key in KEYS}
     check_numbers(**{key: said[key] for key in FLOATS})
-    said |= {key: own[key] for key in CONVOLUTIONS if own.get("conv_kernel_size") and key in own}
+    if given.get("conv_kernel_size"):
+        said |= {key: given[key] for key in CONVOLUTIONS if key in given}
     check_integers(**{key: value for key, value in said.items() if key not in FLOATS})
     sizes = {(KEYS | CONVOLUTIONS)[key]: value for key, value in said.items()}
     block = dflash.shape_of(

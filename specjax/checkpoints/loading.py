@@ -14,6 +14,7 @@ from .._internal import callers
 from ..drafters import registry
 from ..drafters.heads import HeadDrafter
 from ..models.files import read_json
+from ..models.headers import INDEX
 from ..models.lm import LM
 from ..models.model_folder import fingerprint, folder_of, name_of
 from ..models.seq2seq.encoder_inputs import encodes
@@ -24,7 +25,7 @@ from . import eagle, kangaroo, masks
 from .formats import FORMATS
 from .weights import PICKLES, Tensors, check_integers, check_numbers, listed
 
-_HUB_FILES = ["config.json", "*.safetensors", *PICKLES]
+_HUB_FILES = ["config.json", "*.safetensors", INDEX, *PICKLES]
 # keys that only the configs of heads have; EAGLE's and some others have none
 _CONFIG_KEYS = ("medusa_", "hydra_", "dflash_", "specdec_", "eagle_")
 _CONFIG_KEYS += ("specdiff_", "spire_", "draft_vocab_size", "speculators_", "markov_")
@@ -271,6 +272,8 @@ def _with_settings(drafter: Drafter, own: dict) -> Drafter:
     for name, value in found.items():
         if isinstance(usual[name], float):
             check_numbers(**{name: value})
+        elif type(usual[name]) is int:
+            check_integers(**{name: value})
         elif type(value) is not bool:
             raise ValueError(f"config.json: {name}={value!r}: it must be true or false")
     return dataclasses.replace(drafter, **found)

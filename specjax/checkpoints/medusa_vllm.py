@@ -57,6 +57,11 @@ def load(config: Mapping, tensors: Mapping, target):
 
 def save(drafter: Medusa, params, target=None) -> tuple[dict, dict]:
     shape = drafter.config
+    if not shape.num_layers:
+        raise ValueError(
+            "format='medusa-vllm': num_layers=0: heads of this layout have at least one block; "
+            "take 'medusa'"
+        )
     config = {
         "model_type": "medusa",
         "architectures": ["MedusaModel"],

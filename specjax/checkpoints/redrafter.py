@@ -37,12 +37,13 @@ def load(config: Mapping, tensors: Mapping, target):
     lacking = [name for name in _KEYS if name not in config]
     if lacking:
         raise ValueError(f"the config.json of a ReDrafter lacks {', '.join(lacking)}")
-    check_integers(**{name: config[name] for name in _KEYS})
+    kept = (config.get("specjax") or {}).get("kept", ReDrafterConfig.kept)
+    check_integers(**{name: config[name] for name in _KEYS}, kept=kept)
     with file_keys(_KEYS):
         shape = ReDrafterConfig(
             **{name: config[key] for key, name in _KEYS.items()},
             recurrent=flags_of(config, rnn=False)["rnn"],
-            kept=(config.get("specjax") or {}).get("kept", ReDrafterConfig.kept),
+            kept=kept,
         )
     check_sizes(target, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size)
     drafter = ReDrafter(config=shape, target=target.target)

@@ -27,6 +27,7 @@ from ..trees.grown import Beams, Expand
 from ..trees.topology import Topology, Tree, chain
 from ..types import Drafter, PyTree
 from . import mtp
+from .dflash import MASK
 from .formats import FORMATS, Layout
 from .weights import PICKLES, is_float, write_pickle
 
@@ -85,9 +86,9 @@ def save_drafter(
     if isinstance(drafter, HeadDrafter):
         if drafter.trained_depth is not None:
             own["trained_depth"] = drafter.trained_depth
-        for name, usual in drafter.usual_settings.items():
-            if getattr(drafter, name) != usual:
-                own[name] = getattr(drafter, name)
+        for setting, usual in drafter.usual_settings.items():
+            if getattr(drafter, setting) != usual:
+                own[setting] = getattr(drafter, setting)
     if target is not None:
         config["base_model_name_or_path"] = target.name
         own["target_fingerprint"] = target.checkpoint
@@ -118,7 +119,8 @@ def save_drafter(
 def _read_with(folder: Path, weights: str) -> list[Path]:
     """The files in a folder that a reader would take together with the file ``weights``, or in its
     place, see ``weights.Tensors``."""
-    kinds = ("*.safetensors", INDEX) if weights.endswith(KINDS[0]) else ("*.safetensors", *PICKLES)
+    others = (INDEX, MASK) if weights.endswith(KINDS[0]) else PICKLES
+    kinds = ("*.safetensors", *others)
     found = {path for kind in kinds for path in folder.glob(kind)}
     return sorted(path for path in found if path.name != weights)
 

@@ -18,8 +18,8 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 
 from ..models.causal_lm import CausalLM
-from ..models.files import holdings
-from ..models.headers import StoredTensor
+from ..models.files import holdings, read_json
+from ..models.headers import INDEX, ROWS_AT_ONCE, StoredTensor
 from ..models.lm import LM
 from ..models.quantize import is_quantized
 from ..types import HeadTarget
@@ -41,21 +41,26 @@ class Tensors(Mapping):
 
     Raises:
       FileNotFoundError: the folder has no weights.
-      ValueError: a file is truncated or corrupt, or needs PyTorch, which is not installed.
+      ValueError: a file is truncated or corrupt, or needs PyTorch, which is not installed; or two
+        files hold a tensor of one name, and no index says which of them counts.
     """
 
     def __init__(self, folder: Path, files: Sequence[Path] | None = None):
         self.files = sorted(folder.glob("*.safetensors")) if files is None else [*files]
-        self._at: dict[str, Path | np.ndarray] = {}
+        at: dict[str, Path] = {}
+        twice: dict[str, tuple[Path, Path]] = {}
         for path in self.files:
             try:
                 with safe_open(path, "np") as file:
-                    self._at |= dict.fromkeys(file.keys(), path)
+                    named = dict.fromkeys(file.keys(), path)
             except SafetensorError as error:
                 raise ValueError(
                     f"{path} is truncated or corrupt ({path.stat().st_size} bytes; {error}); "
                     "download or save it again"
                 ) from None
+            twice |= {name: (at[name], path) for name in named if name in at}
+            at |= named
+        self._at: dict[str, Path | np.ndarray] = {**at, **_counting(folder, self.files, twice)}
         if not self.files:
             self.files = sorted(path for kind in PICKLES for path in folder.glob(kind))
             for path in self.files:
@@ -115,6 +120,24 @@ class Tensors(Mapping):
 
     def __len__(self) -> int:
         return len(self._at)
+
+
+def _counting(folder: Path, files: Sequence[Path], twice: Mapping) -> dict[str, Path]:
+    """The file that counts by the index, for each of the tensors ``twice`` that two files hold.
+
+    Raises:
+      ValueError: there is no index, or it names none of them.
+    """
+    index = read_json(folder, INDEX) if twice and (folder / INDEX).is_file() else {}
+    said, known = index.get("weight_map"), {path.name: path for path in files}
+    named = {name: str(said.get(name)) for name in twice} if isinstance(said, dict) else {}
+    for name, (one, other) in twice.items():
+        if named.get(name) not in known:
+            raise ValueError(
+                f"{name} is both in {one.name} and in {other.name}, and no {INDEX} says which "
+                f"counts: move the file that does not belong to the others out of {folder}"
+            )
+    return {name: known[at] for name, at in named.items()}
 
 
 def read_pickle(path: Path) -> dict[str, np.ndarray]:
@@ -260,6 +283,17 @@ def check_sizes(target: LM, **sizes: int) -> None:
         )
 
 
+def check_num_layers(config: Mapping, target: LM) -> None:
+    """Raises ValueError where a config has ``num_target_layers``, and it is not the target's."""
+    said, count = config.get("num_target_layers"), readable(target).num_layers
+    check_integers(num_target_layers=count if said is None else said)
+    if said not in (None, count):
+        raise ValueError(
+            f"num_target_layers={said}: made for another target than {target.name}, which has "
+            f"{count} layers; load the target that it belongs to"
+        )
+
+
 def embedding_table(target: LM):
     """The embeddings ``[V, H]`` of a target that is a ``HeadTarget``."""
     model = readable(target)
@@ -271,6 +305,18 @@ def embedding_table(target: LM):
 def head_table(target: LM):
     """The weight ``[V, H]`` of the LM head of a target that is a ``HeadTarget``."""
     return readable(target).head_table(target.params)
+
+
+def same_table(found: np.ndarray, own) -> bool:
+    """Whether a tensor of a file differs from a table of the target by no more than rounding."""
+
+    def rows(table, start):
+        return np.asarray(table[start : start + ROWS_AT_ONCE], np.float32)
+
+    return found.shape == own.shape and all(
+        np.allclose(rows(own, i), rows(found, i), 2e-2, 2e-3)
+        for i in range(0, len(found), ROWS_AT_ONCE)
+    )
 
 
 def check_copy(name: str, found: np.ndarray, own, target: LM) -> None:
@@ -285,10 +331,7 @@ def check_copy(name: str, found: np.ndarray, own, target: LM) -> None:
     Raises:
       ValueError: they differ by more than rounding.
     """
-    if is_quantized(own):
-        return
-    own = np.asarray(own, np.float32)
-    if own.shape != found.shape or not np.allclose(own, found.astype(np.float32), 2e-2, 2e-3):
+    if not is_quantized(own) and not same_table(found, own):
         raise ValueError(
             f"made for another target than {target.name}: {name} {list(found.shape)} is a copy of "
             f"a table of the target, and that of {target.name} differs"

@@ -9,8 +9,9 @@ rank R and I inner features::
     xpress_head.mix.L [R, N, N]                      below the diagonal and on it; without identity
     xpress_head.mlp.{gate_proj, up_proj}.weight [I, R]   xpress_head.mlp.down_proj.weight [R, I]
 
-The config also holds ``xpress_rank`` (R), ``xpress_mlp_hidden`` (I), ``xpress_num_passes``,
-``xpress_block_size`` (N) and ``sample_from_anchor: false``.
+The config also holds, at its top level or in ``dflash_config``, ``xpress_rank`` (R),
+``xpress_mlp_hidden`` (I), ``xpress_num_passes``, ``xpress_block_size`` (N) and
+``sample_from_anchor: false``.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ def matches(config: Mapping, names: set[str]) -> bool:
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    lacking = [key for key in KEYS if config.get(key) is None]
+    own = block_keys.own_part(config)
+    said = {key: block_keys.in_either(config, own, key) for key in KEYS}
+    lacking = [key for key, value in said.items() if value is None]
     if lacking:
         raise ValueError(f"the config.json of an XPress drafter lacks {', '.join(lacking)}")
-    check_integers(**{key: config[key] for key in KEYS})
+    check_integers(**said)
     block = dflash.shape_of(
         config,
         tensors,
@@ -61,9 +64,9 @@ def load(config: Mapping, tensors: Mapping, target):
         can_draft_from_root=False,
     )
     with file_keys(dflash.KEYS | KEYS):
-        shape = XPressConfig(**block, **{name: config[key] for key, name in KEYS.items()})
-    places = config.get("xpress_block_size", shape.block_size)
-    if places != shape.block_size:
+        shape = XPressConfig(**block, **{name: said[key] for key, name in KEYS.items()})
+    places = block_keys.in_either(config, own, "xpress_block_size")
+    if places not in (None, shape.block_size):
         raise ValueError(
             f"xpress_block_size={places}: the block has {shape.block_size} places (block_size); "
             "both must be equal"

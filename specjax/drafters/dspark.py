@@ -70,6 +70,11 @@ class DSparkConfig(BlockConfig):
             raise ValueError(f"markov={self.markov!r}: accepted are {', '.join(KINDS)}")
         if self.markov_rank < 0:
             raise ValueError(f"markov_rank={self.markov_rank}: it must be at least 0")
+        if self.markov_rank and self.markov == "rnn" and not self.from_root:
+            raise ValueError(
+                "markov='rnn' with from_root=False is not supported: its memory would begin at the "
+                "place of the root, which drafts nothing"
+            )
         if not self.markov_rank and self.confidence and self.confidence_reads_token:
             raise ValueError(
                 "markov_rank=0: a confidence head reads tokens by the Markov head's table; give "
@@ -150,7 +155,8 @@ class DSpark(CorrectedBlock):
         if self.least and not self.knows_chances:
             raise ValueError(
                 f"DSpark(least={self.least}): the head has no confidence head, or drafts a tree "
-                f"({self.tree}); leave least out, or draft a chain with a confidence head"
+                f"({self.tree}); leave least out (of a file that was saved with it: delete "
+                '"least" from "specjax" in config.json), or draft a chain with a confidence head'
             )
         given, places = self.temperatures, self.config.num_heads
         if given and not (

@@ -67,7 +67,7 @@ class FeatureReader(HeadDrafter):
       lag: further pairs for which there is room, while nothing is drafted and there are no others.
 
     Raises:
-      ValueError: the target lacks such hidden states, or the tree is too deep for the stages.
+      ValueError: the hidden states of the target have another width than those that are read.
     """
 
     layers: tuple[int, ...] | None = None
@@ -77,12 +77,6 @@ class FeatureReader(HeadDrafter):
 
     def __post_init__(self):
         super().__post_init__()
-        most = self.target.num_layers
-        if not all(0 <= i <= most for i in self.features):
-            raise ValueError(
-                f"layers={self.features}: the target has {most} layers; hidden states are counted "
-                f"from 0, the embeddings, to {most}"
-            )
         own = self.feature_size // len(self.features)
         theirs = self.target.hidden_size
         if theirs is not None and own != theirs:

@@ -101,7 +101,8 @@ class HeadDrafter(ChainDrafter, abc.ABC):
 
     Raises:
       ValueError: the tree is deeper than the heads can draft, or ``sibling_sampling`` is unknown or
-        does not fit the tree.
+        does not fit the tree; the target lacks a hidden state that is read, or ``layer`` is given
+        to a drafter that reads others.
     """
 
     num_draft: int = 0
@@ -113,7 +114,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     trained_depth: int | None = dataclasses.field(default=None, compare=False, kw_only=True)
     module: ClassVar[Any] = None
     serves_encoders: ClassVar[bool] = False
-    stored_settings: ClassVar[tuple[str, ...]] = ()
+    stored_settings: ClassVar[tuple[str, ...]] = ("layer",)
     can_rest = True
     takes_topology = True
     takes_sibling_sampling = True
@@ -130,7 +131,8 @@ class HeadDrafter(ChainDrafter, abc.ABC):
         if self.topology is None:
             object.__setattr__(self, "topology", self.default_topology)
         if self.layer is None:
-            object.__setattr__(self, "layer", self.target.num_layers)
+            object.__setattr__(self, "layer", self.usual_layer)
+        self._check_features()
         if self.depth < 1:
             raise ValueError(f"{self.name}: {self.tree} has no node below the root to be drafted")
         expand.check_sibling_sampling(self.sibling_sampling, self.tree)
@@ -145,6 +147,7 @@ class HeadDrafter(ChainDrafter, abc.ABC):
     def usual_settings(self) -> dict[str, Any]:
         """The values of ``stored_settings`` that files leave out."""
         usual = {field.name: field.default for field in dataclasses.fields(self)}
+        usual["layer"] = self.usual_layer
         return {name: usual[name] for name in self.stored_settings}
 
     @property
@@ -163,6 +166,28 @@ class HeadDrafter(ChainDrafter, abc.ABC):
             raise ValueError(
                 f"{called}() needs config= and target=, and its weights as params['drafter']: "
                 f"specjax.load_drafter(folder, lm) returns a {called} with its weights"
+            )
+
+    @property
+    def usual_layer(self) -> int:
+        """The ``layer`` of a drafter to which none was given."""
+        default = type(self).layer
+        return self.target.num_layers if default is None else default
+
+    def _check_features(self) -> None:
+        """Raises ``ValueError`` for hidden states that the target lacks, and for a ``layer`` that
+        is not read."""
+        alone = self.features == (self.layer,)
+        if not all(0 <= i <= self.target.num_layers for i in self.features):
+            given, most = f"layer={self.layer}", self.target.num_layers
+            raise ValueError(
+                f"{self.name}: {given if alone else f'layers={self.features}'}: the target has "
+                f"{most} layers; hidden states are counted from 0, the embeddings, to {most}"
+            )
+        if self.layer != self.usual_layer and not alone:
+            raise ValueError(
+                f"{self.name}: layer={self.layer}: it reads the hidden states {self.features}, "
+                "which other settings name; leave layer out"
             )
 
     @abc.abstractmethod

@@ -166,6 +166,7 @@ class Hydra(PrefixDrafter):
 
     module = HydraHeads
     name = "hydra"
+    stored_settings = ()  # the layout has a key for the layer
 
     def make_level(self, params, target_params, state, context):
         heads, batch = self.heads(params), state.feature.shape[0]

@@ -147,6 +147,7 @@ class Kangaroo(FeatureReader):
     threshold: float = THRESHOLD
     module = Adapter
     name = "kangaroo"
+    stored_settings = ()  # the layout has a key for the layer
 
     def __post_init__(self):
         self.check_parts()

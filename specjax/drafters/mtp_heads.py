@@ -167,6 +167,7 @@ class ParallelHeads(HeadDrafter):
 
     module = MTPHeads
     name = "mtp_heads"
+    stored_settings = ()  # the layout has a key for the layer
 
     def __post_init__(self):
         self.check_parts()

@@ -164,7 +164,7 @@ class SPIRe(HeadDrafter):
     name = "spire"
 
     def __post_init__(self):
-        super().__post_init__()
+        self.check_parts()
         own, theirs = self.config.layers, self.target
         fits = theirs.hidden_size in (None, own.hidden_size)
         if own.num_layers > theirs.num_layers or not fits:
@@ -173,6 +173,7 @@ class SPIRe(HeadDrafter):
                 f"and the target has {theirs.num_layers} layers and hidden states "
                 f"{theirs.hidden_size} wide: take the target that it belongs to"
             )
+        super().__post_init__()
         if self.config.window < self.tree.num_nodes:
             raise ValueError(
                 f"SPIRe: a window of {self.config.window} tokens is smaller than the draft, which "

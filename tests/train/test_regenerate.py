@@ -17,10 +17,12 @@ from specjax.train import (
     online,
     regenerate,
     samples,
+    sharded,
     sources,
     tokenizer,
 )
 from specjax.train.config import ConfigError, DataConfig
+from specjax.train.request import REQUEST, request_of
 from specjax.train.samples import read
 
 import specjax
@@ -241,7 +243,7 @@ def test_rows_of_another_target_or_tokenizer_are_refused_by_name(place, whole, t
 def test_a_finished_file_is_not_taken_for_another_request(tmp_path, name, capsys):
     path = tmp_path / name
     asked = regenerate.Config(output=str(path))
-    request = {samples.REQUEST: samples.request_of(asked, regenerate.UNASKED)}
+    request = {REQUEST: request_of(asked, regenerate.UNASKED)}
     del request[samples.REQUEST]["greedy_share"]  # as if it had not existed then
 
     def put(record):
@@ -265,7 +267,7 @@ def test_a_finished_file_is_not_taken_for_another_request(tmp_path, name, capsys
 def test_shards_written_with_different_settings_are_refused(place, whole, tmp_path):
     own = read(str(whole))
     for shard in range(2):
-        path = samples.shard_of(tmp_path / "rows.npz", shard, 2)
+        path = sharded.shard_of(tmp_path / "rows.npz", shard, 2)
         samples.write(path, own, {"temperature": float(shard)})
     with pytest.raises(ConfigError, match="shards of .* different settings"):
         read(str(tmp_path / "rows.npz"))
