@@ -19,6 +19,7 @@ from specjax.drafters import (
     Cascade,
     Copying,
     DraftModel,
+    DrawnOrTop,
     ExLlama,
     Fallback,
     Goodput,
@@ -179,6 +180,9 @@ def with_settings(generator, drafter: Drafter, weights, model: Model, chains: bo
     if isinstance(drafter, Copying):
         inner, own = with_settings(generator, drafter.inner, weights, model, chains)
         return copying(generator, inner), own
+    if isinstance(drafter, DrawnOrTop):
+        inner, own = with_settings(generator, drafter.inner, weights, model, chains)
+        return learned(generator, inner), own
     if isinstance(drafter, TableBefore):
         chains = bool(generator.random() < 0.5)
         inner, own = with_settings(generator, drafter.inner, weights, model, chains)
@@ -276,6 +280,10 @@ def copying(generator, inner: Drafter) -> Copying:
     return Copying(inner, bonus, pick(generator, (0.0, 0.5, 1.0)))
 
 
+def learned(generator, inner: Drafter) -> DrawnOrTop:
+    return DrawnOrTop(inner, pick(generator, (0.0, 0.5, 2.0)))
+
+
 def hybrid(generator, inner: Drafter) -> Hybrid:
     num = pick(generator, (0, inner.depth, inner.depth + 2))
     return Hybrid(num, inner=inner, lookup=random_lookup(generator))
@@ -291,6 +299,7 @@ WRAPPERS = (
     "hybrid",
     "fallback",
     "copying",
+    "learned",
     "union",
     "union",
     "adaptive hybrid",
@@ -315,6 +324,8 @@ def wrapped(generator, kind: str, drafter, weights, another: Callable):
         return fallback(generator, drafter), weights
     if kind == "copying":
         return copying(generator, drafter), weights
+    if kind == "learned":
+        return learned(generator, drafter), weights
     if kind == "synthetic":
         if drafter.depth < drafter.num_draft:
             raise ValueError("it replaces the tokens of chains")
