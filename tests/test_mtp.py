@@ -182,6 +182,37 @@ def test_modules_saved_alone_or_with_their_target_are_loaded_again(case, targets
     assert names(tmp_path / "whole") == names(GOLDEN / case)
 
 
+def test_modules_of_a_llama_become_a_part_of_it_and_change_nothing_else(tmp_path):
+    shutil.copytree(GOLDEN.parent / "features" / "target", tmp_path, dirs_exist_ok=True)
+    lm = specjax.load(tmp_path, tokenizer=False, dtype="float32")
+    layer = module_layer(lm.config)
+
+    def saved(normed=True, **shape):
+        config = MTPConfig(layer=layer, normed_output=normed, **shape)
+        drafter = MTP(config=config, target=lm.target)
+        params = weights_for(drafter)
+        specjax.save_drafter(drafter, params, tmp_path, target=lm)
+        return drafter, params
+
+    for shape in (dict(num_modules=3, share_layers=True, normed=False), dict(num_modules=2)):
+        drafter, params = saved(**shape)  # the second in the place of the first
+        again = specjax.load(tmp_path, tokenizer=False, dtype="float32")
+        assert same(again.params, lm.params) and again.checkpoint == lm.checkpoint
+        found, weights = resolve_drafter(again, "mtp")
+        assert found.config == drafter.config and same(weights, params)
+    with pytest.raises(ValueError, match="pickled=True with format='mtp': modules are read from"):
+        specjax.save_drafter(drafter, params, tmp_path / "b", target=lm, pickled=True)
+    for shape in (dict(num_modules=1, embedding_first=False), dict(num_modules=2)):
+        config = MTPConfig(layer=layer, own_head=True, **shape)
+        with pytest.raises(ValueError, match="format='mtp': own_head: the layout of modules"):
+            specjax.save_drafter(MTP(config=config, target=lm.target), {}, tmp_path / "c")
+    file = tmp_path / "config.json"
+    wrong = json.loads(file.read_text()) | {"specjax": {"normed_output": "false"}}
+    file.write_text(json.dumps(wrong))
+    with pytest.raises(ValueError, match="normed_output='false': it must be true or false"):
+        resolve_drafter(specjax.load(tmp_path, tokenizer=False, dtype="float32"), "mtp")
+
+
 def test_modules_are_those_of_the_revision_that_the_target_was_loaded_from(targets, monkeypatch):
     asked = []
 

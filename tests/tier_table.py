@@ -238,7 +238,7 @@ LINES = {
     "test_mesh_processes.py": FULL,
     "test_mtp.py": [
         ("broken_twins", DEFAULT),
-        ("named|refused|not_put|float8", MERGE),
+        ("named|refused|of_a_llama|not_put|float8", MERGE),
         (r"accepted_tokens.*deepseek", MERGE),
         (EVERYTHING, FULL),
     ],

@@ -40,18 +40,25 @@ from .._internal.optional import required
 from ..drafters.mtp import MTP, MTPConfig, module_layer
 from ..models import translate
 from ..models.files import read_json
-from ..models.headers import INDEX, SINGLE, weight_files
+from ..models.headers import INDEX, MODULES, SHARD, SINGLE, weight_files
 from ..models.model_folder import folder_of
 from ..models.quantized_files import WidenedReader, merged
 from ..models.quantized_layouts import layout_of
 from ..models.tensors import Tensor, gathered, shape_of
 from .layers import check_layer, config_of
-from .weights import Tensors, check_copy, check_integers, embedding_table, head_table, listed
+from .weights import (
+    Tensors,
+    check_copy,
+    check_integers,
+    embedding_table,
+    flags_of,
+    head_table,
+    listed,
+)
 
 DESCRIPTION = "MTP modules (model.layers.{n}.eh_proj, [model.]mtp_layers.{k}.input_proj or mtp.fc)"
-DRAFTER, WEIGHTS_FILE = MTP, "mtp"
+DRAFTER, WEIGHTS_FILE = MTP, MODULES.removesuffix(".safetensors")
 SAID = ("num_nextn_predict_layers", "num_speculative_steps", "specjax")  # keys of the config
-SHARD = "model-00001-of-00001.safetensors"
 OURS = ("embedding_norm", "hidden_norm", "fc", "norm")
 
 
@@ -155,7 +162,8 @@ def inside(folder: Path, config: Mapping, tensors: Mapping, file: str) -> dict[s
     said = {key: config[key] for key in SAID if key in config}
     if beside := said.pop("specjax", {}):  # its own checkpoint needs no fingerprint
         said["specjax"] = {k: v for k, v in beside.items() if k != "target_fingerprint"}
-    return {"config.json": own | said, INDEX: {"metadata": {}, "weight_map": places}}
+    before = {key: value for key, value in own.items() if key not in SAID}  # of earlier modules
+    return {"config.json": before | said, INDEX: {"metadata": {}, "weight_map": places}}
 
 
 def _layout_of(names) -> ModuleLayout | None:
@@ -197,7 +205,7 @@ def load(config: Mapping, tensors, target):
             layer=layer,
             num_modules=steps if num == 1 else num,
             share_layers=num == 1 and steps > 1,
-            normed_output=own.get("normed_output", True),
+            normed_output=flags_of(own, normed_output=True)["normed_output"],
             **layout.config,
             **_own_tables(layout, tensors, target, begin, num),
         )
@@ -213,6 +221,13 @@ def save(drafter: MTP, params, target=None) -> tuple[dict, dict]:
     layout = next((x for x in LAYOUTS.values() if x.config == wanted), None)
     if layout is None:
         raise ValueError(f"format='mtp': no published layout has {wanted}")
+    tables = [name for name in ("own_embedding", "own_head") if getattr(shape, name)]
+    if tables and (not layout.tables or num > 1):
+        raise ValueError(
+            f"format='mtp': {' and '.join(tables)}: the layout of modules with {wanted} has no "
+            "tables of their own" + " for more than one module" * bool(layout.tables) + "; train "
+            "them with those of the target"
+        )
     layer = module_layer(config_of(drafter.target))
     if not shape.layer.num_experts:
         layer = dataclasses.replace(layer, num_experts=0)  # told by the tensors

@@ -73,6 +73,11 @@ def save_drafter(
         specjax.save_drafter(heads.drafter, heads.params, "my-heads", target=lm, dtype="bfloat16")
     """
     name, layout = _layout_of(drafter, format)
+    if pickled and name == "mtp":
+        raise ValueError(
+            "pickled=True with format='mtp': modules are read from safetensors alone, beside their "
+            "target's weights or by themselves; leave pickled out"
+        )
     dtype = check_dtype(dtype)
     config, tensors = layout.save(drafter, params, target)
     kinds = {n: dtype or x.dtype if is_float(x) else x.dtype for n, x in tensors.items()}

@@ -205,7 +205,6 @@ FAMILIES: dict[str, Family] = {
             "scoring_func": ("sigmoid",),
             "moe_layer_freq": (1,),
         },
-        further_layers=True,
         **_DEEPSEEK_LIKE | {"writes": _DEEPSEEK_LIKE["writes"] | {"num_nextn_predict_layers": 0}},
     ),
     "gemma2": Family(

@@ -46,8 +46,6 @@ class Family:
       tensors: every tensor that a member of the family may have.
       packed: other tensors of the same parameters, which are read where a file has them (experts
         as ``save_pretrained`` of transformers 5 writes them with ``save_original_format=False``).
-      further_layers: files may hold layers after the last one, with an ``eh_proj`` (multi-token
-        prediction), which are left alone.
       prefix: of the tensor names; checkpoints of the bare trunk leave it out.
       inside: the prefix of the names in the checkpoint of a larger model that contains this one
         as its text model.
@@ -71,6 +69,5 @@ class Family:
     inside: str = ""
     tensors: tuple[Tensor, ...]
     packed: tuple[Tensor, ...] = ()
-    further_layers: bool = False
     prefix: str
     harmless: str

@@ -18,7 +18,7 @@ from .causal_lm import CausalLM
 from .config import DecoderConfig
 from .headers import weight_files
 from .hf import check_dtype, load_config, load_weights, quantized_layout
-from .model_folder import EMBEDDED, fingerprint, folder_of, name_of
+from .model_folder import EMBEDDED, checkpoint_fingerprint, folder_of, name_of
 from .pipeline import PipelinedLM
 from .quantize import FLOAT, Quantization, supported
 from .seq2seq.config import EncoderDecoderConfig
@@ -257,7 +257,7 @@ def load(
         stages = 1 if mesh is None else mesh.shape.get(STAGE, 1)
         if stages > 1:
             target = PipelinedLM(target, stages)
-    checkpoint = fingerprint(weight_files(folder))
+    checkpoint = checkpoint_fingerprint(weight_files(folder))
     params = load_weights(folder, config, dtype, quantize, mesh)
     params = kernels.of(params).settle(params)
     return LM(

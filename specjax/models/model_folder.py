@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from .headers import MODULES, SHARD, SINGLE
+
 _EMBEDDED = Path(__file__).parent / "embedded"
 EMBEDDED = {"embedded": _EMBEDDED / "target", "embedded-draft": _EMBEDDED / "draft"}
 _HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
@@ -97,12 +99,21 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def fingerprint(files: Sequence[Path]) -> str:
-    """Hash of weight files with their names: whole up to 64 MiB each, else 64 samples."""
+def checkpoint_fingerprint(files: Sequence[Path]) -> str:
+    """``fingerprint`` of a model's files, which modules that are saved beside them do not change:
+    they are a file of their own, and give a single file of weights another name."""
+    own = [path for path in files if path.name != MODULES]
+    alone = len(own) < len(files) and [path.name for path in own] == [SHARD]
+    return fingerprint(own, [SINGLE] if alone else None)
+
+
+def fingerprint(files: Sequence[Path], names: Sequence[str] | None = None) -> str:
+    """Hash of weight files with their names: whole up to 64 MiB each, else 64 samples. ``names``:
+    others than their own."""
     digest = hashlib.sha256()
-    for path in files:
+    for path, name in zip(files, names or [path.name for path in files], strict=True):
         size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
+        digest.update(f"{name} {size}".encode())
         chunks = max(-(-size // _CHUNK), 1)
         with path.open("rb") as file:
             for i in range(min(chunks, 64)):

@@ -181,9 +181,10 @@ def is_harmless(config: DecoderConfig, name: str, names: Container[str]) -> bool
     prediction, Medusa heads."""
     if name.startswith(("medusa_head.", "mtp.", "model.mtp_layers.")):
         return True
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    if layer and int(layer[1]) >= config.num_layers and f"{layer[0]}eh_proj.weight" in names:
+        return True
     family = family_of(config.model_type)
-    if family.further_layers and (layer := re.match(rf"{family.prefix}layers\.(\d+)\.", name)):
-        return int(layer[1]) >= config.num_layers and f"{layer[0]}eh_proj.weight" in names
     if any(row.name == name and row.parts == ("lm_head.weight",) for row in family.tensors):
         return config.tie_embeddings
     return bool(re.fullmatch(family.harmless, name.removeprefix(family.prefix)))
