@@ -286,7 +286,8 @@ def test_rotary_settings_are_read_in_either_place(target, tmp_path):
 def test_a_residual_is_not_normed_unless_the_config_says_so(name, target, tmp_path):
     folder = edited(tmp_path, name, {"norm_before_residual": None})
     assert not specjax.load_drafter(folder, target).drafter.config.norm_before_residual
-    folder = edited(tmp_path, name, {"norm_before_residual": True})
+    older = {"num_depths": 8, "down_sample_ratio": 0.7, "down_sample_ratio_min": 0.2}
+    folder = edited(tmp_path, name, older | {"norm_before_residual": True})
     assert specjax.load_drafter(folder, target).drafter.config.norm_before_residual
 
 

@@ -133,6 +133,7 @@ ROPES = {
         (SPARK, {"block_size": "5"}, {}, "block_size='5': it must be a whole number"),
         (SPARK, {"sample_from_anchor": 1}, {}, "sample_from_anchor=1: it must be true or false"),
         (SPARK, {"sample_from_anchor": None}, {}, "lacks sample_from_anchor, and programs do not"),
+        (SPARK, {"max_anchors": 3072, "sample_from_anchor": None}, {}, "lacks sample_from_anchor"),
         (SPARK, {"confidence_bias": 1}, {}, "config.json: confidence_bias=1 is not understood"),
         ("dflash", {"residual_scale": 2}, {}, "config.json: residual_scale=2 is not understood"),
         ("speculators", {"norm_twice": True}, {}, "config.json: norm_twice=True is not understood"),

@@ -370,7 +370,10 @@ def test_ctrl_c_ends_the_measuring_with_what_is_known(pair):
         (dict(max_new_tokens=10_000), "do not fit into the context"),
         (dict(max_new_tokens=1), "max_new_tokens=1: reading a prompt emits its first token"),
         (dict(drafting=specjax.Drafting(num=3)), "give num_drafts"),
-        (dict(drafting=specjax.Drafting(sibling_sampling="iid")), "'ngram' draws no siblings"),
+        (
+            dict(drafting=specjax.Drafting(sibling_sampling="iid")),
+            "none of drafters=.'ngram'. draws",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused_before_anything_compiles(bad, said, pair, monkeypatch):
@@ -398,12 +401,16 @@ def test_tokens_are_chosen_as_asked_and_the_options_say_so(pair, heads):
         drawn = specjax.Sampling(temperature=1.0)
         drafting = specjax.Drafting(sibling_sampling=asked)
         common = Options(drafting=drafting, sampling=drawn, max_new_tokens=8)
-        survey = measure.Survey(pair[0], PROMPTS, 1, {"heads": heads}, [2], common)
+        both = {"ngram": "ngram", "heads": heads}
+        survey = measure.Survey(pair[0], PROMPTS, 1, both, [2], common)
         assert survey.jobs["heads", 2][0].drafter.sibling_sampling == own
     found = made(candidate("heads"), sibling_sampling="top")
     assert found.options["drafting"] == specjax.Drafting(num=3, sibling_sampling="top")
     assert found.as_json()["options"]["sibling_sampling"] == "top"
     assert "sibling_sampling" not in made(candidate("heads")).as_json()["options"]
+    table = made(candidate(), sibling_sampling="top", without_siblings=("ngram",))
+    assert table.options["drafting"].sibling_sampling is None
+    assert "sibling_sampling" not in table.as_json()["options"]
 
 
 def test_what_cannot_be_set_back_is_refused_before_anything_runs(pair):

@@ -147,7 +147,8 @@ def check_unused(settings, names: typing.Sequence[str], reason: str, way_out: st
         value = getattr(settings, field.name)
         if field.name in names and value != field.default:
             raise ConfigError(
-                f"{field.name}={_shown(value)}: {reason}; leave {field.name} out, or {way_out}"
+                f"{field.name}={_shown(value)}: {reason}; leave {field.name} out (to go on with a "
+                f"run that was begun with it, in its config.json, too), or {way_out}"
             )
 
 
@@ -281,9 +282,7 @@ def _typed(value, hint, name: str):
             expected = "a list, [...]"
             continue
         if isinstance(choice, type) and type(value) is choice:
-            if isinstance(value, str) and value.startswith("~/"):  # shells leave run.folder=~/x
-                return os.path.expanduser(value)
-            return value
+            return _expanded(value)
     raise ConfigError(f"{name}={value!r} is of type {type(value).__name__}, expected {expected}")
 
 
@@ -365,5 +364,13 @@ def differences(old: dict, new: dict) -> list[str]:
         f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
         for name in sorted(set(old) | set(new))
         if name not in FREE_FIELDS and not name.startswith(FREE_SECTIONS)
-        if old.get(name) != new.get(name)
+        if _expanded(old.get(name)) != _expanded(new.get(name))
     ]
+
+
+def _expanded(value):
+    """A value with the user's folder in the place of ``~``, which earlier versions recorded."""
+    if isinstance(value, list | tuple):
+        return [_expanded(one) for one in value]
+    is_path = isinstance(value, str) and value.startswith("~/")  # shells leave run.folder=~/x
+    return os.path.expanduser(value) if is_path else value

@@ -62,7 +62,7 @@ class DSparkTrainingConfig(own_drafts.OwnDraftsConfig):
             raise ConfigError(f"markov={self.markov!r}; known: {', '.join(KINDS)}")
         if self.scaled_for not in SCALED:
             raise ConfigError(f"scaled_for={self.scaled_for!r}; known: {', '.join(SCALED)}")
-        if not self.confidence_weight:
+        if not self.confidence_weight and self.scaled_for != "nothing":
             reason = "with confidence_weight=0 the drafter has no chances"
             check_unused(self, ("scaled_for",), reason, "give a confidence_weight above 0")
         if self.num_heads < 2 or self.markov_rank < 1:

@@ -63,16 +63,11 @@ BLOCK_SIZE = 8
 READ = (  # of any kind
     "aux_hidden_state_layer_ids",
     "block_size",
-    "confidence_head_with_markov",
-    "enable_confidence_head",
-    "markov_head_type",
     "markov_rank",
-    "mask_token_id",
-    "num_jacobi_passes",
+    "max_anchors",  # of training, in files of before version 0.7
     "sliding_window_non_causal",
     "xpress_mlp_ratio",
-    "xpress_rank",
-    *dflash2.KEYS,
+    *KEYS,
     *block_keys.LABELS,
     *block_keys.OUTSIDE,
 )
@@ -170,9 +165,10 @@ def _block(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
     known = ["projector_type"] * (config.get("projector_type") == kind)
     where = "what is about layers is in transformer_layer_config"
     block_keys.check_outside(config, known, where)
+    block_keys.check_outside(inner, known, "no drafter of this layout has it")
     merged = rope_of(config) | inner | own
     layers, said = dflash.layers_of(merged, own, tensors, target, typed=True)
-    check_speculators(config, READ)
+    check_speculators(config, READ, inside=block_keys.OUTSIDE)
     size = config.get("target_hidden_size")
     if size not in (None, layers.hidden_size):
         raise ValueError(
@@ -185,8 +181,8 @@ def _block(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
             "the config.json lacks sample_from_anchor, and programs do not agree on what that "
             "means: write true into it if every place was trained to say the token after it, so "
             "that the root's drafts too, and false if the root's place says nothing (so it is in "
-            "files of speculators of before July 2026); with the wrong one hardly a draft is "
-            "accepted"
+            "files of speculators of before version 0.7, July 2026); with the wrong one hardly a "
+            "draft is accepted"
         )
     both_ways = flags_of(config, sliding_window_non_causal=kind in BOTH_WAYS)
     few: Any = config.get("draft_vocab_size")

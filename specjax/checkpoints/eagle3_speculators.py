@@ -27,12 +27,15 @@ DESCRIPTION = "speculators' of EAGLE-3 and P-EAGLE (speculators_model_type: eagl
 DRAFTER, WEIGHTS_FILE = Eagle3, "model"
 KINDS = (("eagle3", "Eagle3DraftModel"), ("peagle", "PEagleDraftModel"))
 READ = (  # beside those that all files of speculators have
+    "down_sample_ratio",  # this and some others of training, in files of before version 0.7
+    "down_sample_ratio_min",
     "eagle_config",
     "embed_requires_grad",
     "fc_norm",
     "norm_before_fc",
     "norm_before_residual",
     "norm_output",
+    "num_depths",
     "use_aux_hidden_state",
     "use_aux_norm",
     eagle3.IDS,

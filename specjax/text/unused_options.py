@@ -56,6 +56,15 @@ def refuse_unused(given, drafter: DrafterGiven, drafting: Drafting, params: PyTr
         )
 
 
+def draws_siblings(drafter: DrafterGiven, wanted: str) -> bool:
+    """Whether ``Drafting.sibling_sampling`` is not ignored with a drafter."""
+    try:
+        _refuse_siblings("", drafter, wanted)
+    except ValueError:
+        return False
+    return True
+
+
 def _refuse_siblings(called: str, drafter: DrafterGiven, wanted: str) -> None:
     """Raises ``ValueError`` where ``Drafting.sibling_sampling`` would be ignored."""
     way_out = "leave sibling_sampling out"

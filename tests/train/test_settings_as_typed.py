@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 from specjax.train import compare, config, sources
@@ -45,3 +46,10 @@ def test_a_table_that_could_not_be_written_is_refused_before_anything_is_decoded
     monkeypatch.setattr(compare.specjax, "load", lambda *a, **k: pytest.fail("a model was read"))
     assert main(["compare", "heads=['x']", f"output={tmp_path}"]) == 2
     assert f"output={str(tmp_path)!r} is a folder" in capsys.readouterr().err
+
+
+def test_a_path_that_was_recorded_with_the_users_folder_unexpanded_is_the_same():
+    old = {"teacher": "~/m", "data.samples": ["~/a", "b"]}
+    new = {"teacher": os.path.expanduser("~/m"), "data.samples": [os.path.expanduser("~/a"), "b"]}
+    assert config.differences(old, new) == []
+    assert config.differences(old, new | {"teacher": "/other/m"}) != []

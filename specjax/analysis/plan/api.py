@@ -30,6 +30,7 @@ from ...models.lm import LM
 from ...sampling.distribution import Sampling
 from ...text import drafter_names, other_vocabulary, own_drafters
 from ...text.options import Drafting, Options, Prompts
+from ...text.unused_options import draws_siblings
 from ...types import Rule
 from .candidate import Candidate
 from .measure import PLAIN, Survey
@@ -58,7 +59,9 @@ class Plan:
         otherwise.
       rule: the acceptance rule, as it was given.
       rule_changes: the rule, if it is approximate, so that drafts change the text; empty otherwise.
-      sibling_sampling: how tokens were chosen above temperature 0, as it was given.
+      sibling_sampling: how draft models, heads and layers of the target chose tokens above
+        temperature 0, as it was given.
+      without_siblings: names of the drafters to which that does not apply.
     """
 
     model: str
@@ -74,6 +77,7 @@ class Plan:
     rule: str | Rule = "auto"
     rule_changes: str = ""
     sibling_sampling: str | None = None
+    without_siblings: tuple[str, ...] = ()
 
     @property
     def choice(self) -> Candidate:
@@ -91,9 +95,15 @@ class Plan:
         best = self.choice
         if best.drafter == PLAIN:
             return {"drafter": PLAIN}
-        how = self.sibling_sampling
+        how = self._chosen_siblings
         drafting = Drafting(num=best.num_draft or None, rule=self.rule, sibling_sampling=how)
         return {"drafter": best.drafter, "drafting": drafting}
+
+    @property
+    def _chosen_siblings(self) -> str | None:
+        """``sibling_sampling`` of the choice."""
+        without = (PLAIN, *self.without_siblings)
+        return None if self.choice.drafter in without else self.sibling_sampling
 
     @property
     def verdict(self) -> str:
@@ -172,8 +182,8 @@ class Plan:
             options["num_draft"] = self.choice.num_draft
         if self.choice.drafter != PLAIN and rule != "auto":
             options["rule"] = rule
-        if self.choice.drafter != PLAIN and self.sibling_sampling is not None:
-            options["sibling_sampling"] = self.sibling_sampling
+        if self._chosen_siblings is not None:
+            options["sibling_sampling"] = self._chosen_siblings
         return plain(facts | {"choice": chosen, "options": options, "verdict": self.verdict})
 
     def __str__(self) -> str:
@@ -221,8 +231,10 @@ def plan(
         larger batches often win; give one size if latency matters.
       drafting: only its rule and its ``sibling_sampling`` are used, because the plan determines
         the number of drafts. Above temperature 0, ``sibling_sampling="top"`` plans with the most
-        probable tokens, where draft models and heads draw theirs by default; which of the two is
-        accepted more often depends on how sharp the laws are, so compare two plans.
+        probable tokens, where draft models and heads draw theirs by default, and ``"learned"`` with
+        whichever a row's rounds accepted more often; drafters that draw no siblings are planned as
+        they are. Which way is accepted more often depends on how sharp the laws are, so compare
+        two plans.
       sampling, max_new_tokens, seed, stop: see ``generate``; one value for all prompts.
       turns: the most turns in which everything is timed.
       seconds: after so many seconds no further turn begins, from the third turn on.
@@ -282,6 +294,13 @@ def plan(
     if searched:
         named = propose(lm, prompts, max_new_tokens, tell) | named
         surveys = [Survey(lm, prompts, batch, named, lengths, common) for batch in batches]
+    how = drafting.sibling_sampling
+    without = tuple(n for n, one in named.items() if how and not draws_siblings(one, how))
+    if how and len(without) == len(named):
+        raise ValueError(
+            f"drafting: sibling_sampling={how!r}: none of drafters={list(named)} draws siblings; "
+            "leave sibling_sampling out, or plan a draft model or heads"
+        )
     finished = True
     try:
         for survey in surveys:
@@ -321,7 +340,8 @@ def plan(
         approximate=lm.target.approximate,
         rule=drafting.rule,
         rule_changes=known[0].rule_changes,
-        sibling_sampling=drafting.sibling_sampling,
+        sibling_sampling=how,
+        without_siblings=without,
     )
 
 

@@ -25,6 +25,7 @@ from ...text.prepare import fit, prepare_measured
 from ...text.prompts import check_lm, prompt_ids
 from ...text.tables import takes_number
 from ...text.task import GenerationTask
+from ...text.unused_options import draws_siblings
 from ..timing import Call, pass_call, timed_run
 from .candidate import Candidate, spell
 from .predict import AcceptanceRecord, Costs, Rounds, beyond_the_pass, rounds
@@ -138,9 +139,9 @@ class Survey:
           ValueError: ``try_rounds`` cannot go back in a text, see ``check_rewinds``.
         """
         drafting = dataclasses.replace(self.common.drafting, num=length or None)
-        if name == PLAIN:
+        drafter, how = self.drafters.get(name), drafting.sibling_sampling
+        if how is not None and not draws_siblings(drafter, how):
             drafting = dataclasses.replace(drafting, sibling_sampling=None)
-        drafter = self.drafters.get(name)
         jobs = [
             prepare_measured(
                 self.lm,
