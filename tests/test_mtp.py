@@ -20,12 +20,10 @@ from toys import whole
 
 import specjax
 from specjax import Sampling, trees
-from specjax.checkpoints.weights import Tensors
 from specjax.decoding.inputs import prepare_inputs
 from specjax.decoding.round import commit_round, draft_and_verify
 from specjax.drafters.mtp import MTP, MTPConfig, module_layer
 from specjax.drafters.mtp_heads import MTPHeadsConfig, ParallelHeads
-from specjax.models import quantized_files
 from specjax.text.drafter_names import resolve_drafter
 
 GOLDEN = Path(__file__).parent / "golden" / "mtp"
@@ -255,6 +253,21 @@ def test_modules_are_not_put_into_another_models_checkpoint(targets, tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize("heads", ["eagle", "speculators"])  # one reads like a model, one does not
+def test_modules_are_not_put_into_the_folder_of_other_heads(heads, tmp_path):
+    shutil.copytree(GOLDEN.parent / "features" / heads, tmp_path, dirs_exist_ok=True)
+    lm = specjax.load(GOLDEN.parent / "features" / "target", tokenizer=False, dtype="float32")
+    drafter = MTP(config=MTPConfig(layer=module_layer(lm.config)), target=lm.target)
+    weights = weights_for(drafter)
+    before = specjax.load_drafter(tmp_path, lm)
+    with pytest.raises(FileExistsError, match="holds a model or a drafter already"):
+        specjax.save_drafter(drafter, weights, tmp_path, target=lm)
+    assert specjax.load_drafter(tmp_path, lm).drafter == before.drafter
+    specjax.save_drafter(drafter, weights, tmp_path, target=lm, overwrite=True)
+    again = specjax.load_drafter(tmp_path, lm)
+    assert again.drafter == drafter and same(again.params, weights)
+
+
 def test_fastmtps_one_module_drafts_as_many_tokens_as_its_file_says(targets, tmp_path):
     shutil.copytree(GOLDEN / "mimo", tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text()) | {"num_speculative_steps": 3}
@@ -300,6 +313,12 @@ def test_parallel_heads_are_loaded_as_they_were_saved(targets, tmp_path):
         ("qwen", {"num_nextn_predict_layers": 2}, {}, "=2, .* have the numbers .0.*are 0 to 1"),
         ("qwen", {"num_speculative_steps": "3"}, {}, "num_speculative_steps='3': it must be a wh"),
         (
+            "qwen",
+            {"speculators_config": {"proposal_methods": [1]}},
+            {},
+            "must be a list of objects",
+        ),
+        (
             "deepseek",
             {},
             {"model.layers.2.shared_head.head.weight": np.ones((48, 24), np.float32)},
@@ -321,6 +340,7 @@ def test_broken_modules_are_named(case, config, tensors, words, targets, tmp_pat
 def test_bad_shapes_and_absent_modules_are_named(targets):
     lm, heads = targets["deepseek"]
     layer = module_layer(lm.config)
+    assert MTPConfig(layer=layer, share_layers=True) == MTPConfig(layer=layer)  # one is one
     with pytest.raises(ValueError, match="num_modules=0"):
         MTPConfig(layer=layer, num_modules=0)
     with pytest.raises(ValueError, match="num_layers=2: a module has one layer"):
@@ -368,62 +388,3 @@ def test_modules_of_speculators_are_those_of_qwen_under_other_names(targets, tmp
     wanted = dataclasses.replace(heads.drafter.config, num_modules=3, share_layers=True)
     assert shape == wanted
     jax.tree.map(np.testing.assert_array_equal, found.params, heads.params)
-
-
-# ------------------------------------------------------------------- float8 in blocks
-
-
-BLOCK = 16
-FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
-
-
-def in_blocks(folder, floats):
-    """Two folders: DeepSeek's golden model in float8, its module as well; and the floats for which
-    these numbers stand."""
-    random, stored, wide = np.random.default_rng(0), {}, {}
-    for name, values in load_file(GOLDEN / "deepseek" / "model.safetensors").items():
-        stored[name] = wide[name] = values
-        if "_proj." in name and "eh_proj" not in name:
-            stored[name] = values.astype(jnp.float8_e4m3fn)
-            scale = random.uniform(0.5, 2, [-(-n // BLOCK) for n in values.shape])
-            stored[f"{name}_scale_inv"] = scale = scale.astype(np.float32)
-            rows, columns = values.shape
-            scale = scale.repeat(BLOCK, 0).repeat(BLOCK, 1)[:rows, :columns]
-            wide[name] = stored[name].astype(np.float32) * scale
-    for place, tensors, said in (
-        (folder, stored, {"quantization_config": FP8}),
-        (floats, wide, {}),
-    ):
-        shutil.copytree(GOLDEN / "deepseek", place)
-        save_file(tensors, place / "model.safetensors", {"format": "pt"})
-        config = json.loads((place / "config.json").read_text())
-        (place / "config.json").write_text(json.dumps(config | said))
-
-
-def test_a_module_in_float8_is_read_as_the_floats_for_which_it_stands(tmp_path, monkeypatch):
-    in_blocks(tmp_path / "blocks", tmp_path / "floats")
-    ours, theirs = (
-        specjax.load(tmp_path / name, tokenizer=False, dtype="float32")
-        for name in ("blocks", "floats")
-    )
-    found, _ = resolve_drafter(ours, "auto")
-    assert found.name == "mtp"  # what a model takes by default
-    wanted = specjax.load_drafter(tmp_path / "floats", theirs).params
-    heads = specjax.load_drafter(tmp_path / "blocks", ours)
-    jax.tree.map(np.testing.assert_array_equal, heads.params, wanted)
-
-    def forgotten(self, name):
-        return np.asarray(self._decoded(name).values, np.float32)
-
-    monkeypatch.setattr(quantized_files.QuantizedReader, "numbers", forgotten)  # no scales
-    wrong = specjax.load_drafter(tmp_path / "blocks", ours).params
-    apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), wrong, wanted)
-    assert max(jax.tree.leaves(apart)) > 1e-2
-
-
-def test_a_layout_without_quantized_weights_refuses_float8(tmp_path):
-    save_file({"w": np.ones((2, 2)).astype(jnp.float8_e4m3fn)}, tmp_path / "model.safetensors")
-    tensors = Tensors(tmp_path)
-    assert "w" in tensors and "v" not in tensors and tensors.shape("w") == (2, 2)
-    with pytest.raises(ValueError, match="w is F8_E4M3, .* only with its scale"):
-        tensors["w"]

@@ -238,10 +238,10 @@ LINES = {
     "test_mesh_processes.py": FULL,
     "test_mtp.py": [
         ("broken_twins", DEFAULT),
-        ("named|refused|of_a_llama|not_put|float8", MERGE),
-        (r"accepted_tokens.*deepseek", MERGE),
+        (r"named|refused|of_a_llama|not_put|accepted_tokens.*deepseek", MERGE),
         (EVERYTHING, FULL),
     ],
+    "test_mtp_float8.py": MERGE,
     "test_native.py": [
         ("narrower_vectors", FULL),
         ("loop_on_kernels", FULL),

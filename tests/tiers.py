@@ -70,6 +70,7 @@ QUICK = {
     "test_many_columns.py",
     "test_mesh.py",
     "test_mtp.py",
+    "test_mtp_float8.py",
     "test_named_errors.py",
     "test_native.py",
     "test_native_quantized.py",

@@ -19,7 +19,7 @@ from ..drafters.eagle3 import Eagle3
 from ..models.causal_lm import CausalLM
 from ..models.translate import family_of
 from . import eagle3
-from .flat_keys import check_speculators
+from .flat_keys import check_speculators, proposed_tokens
 from .layers import layer_hf, rope_of
 from .weights import check_integers
 
@@ -68,13 +68,7 @@ def _trained(drafter: Eagle3, config: Mapping) -> Eagle3:
 
     Files of this project have the depth that was drafted in that place.
     """
-    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    if not isinstance(methods, list) or not all(isinstance(one, dict) for one in methods):
-        raise ValueError(
-            f"config.json: speculators_config: proposal_methods={methods!r}: it must be a list of "
-            "objects"
-        )
-    most = methods[0].get("speculative_tokens")
+    most = proposed_tokens(config)
     if drafter.config.mask_token is None or "specjax" in config or most is None:
         return drafter
     check_integers(speculative_tokens=most)

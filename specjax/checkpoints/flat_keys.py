@@ -94,6 +94,22 @@ def check_speculators(
     check_flat(config[part], inside, part)
 
 
+def proposed_tokens(config: Mapping):
+    """How many tokens the first proposal method of a file of speculators drafts; None: it is not
+    said.
+
+    Raises:
+      ValueError: the methods are no list of objects.
+    """
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    if not isinstance(methods, list) or not all(isinstance(one, Mapping) for one in methods):
+        raise ValueError(
+            f"config.json: speculators_config: proposal_methods={methods!r}: it must be a list of "
+            "objects"
+        )
+    return methods[0].get("speculative_tokens")
+
+
 def check_part(place: str, own: Mapping, known: Collection[str], only: Mapping) -> None:
     """Raises ValueError for a key of a part of a config that is not understood.
 

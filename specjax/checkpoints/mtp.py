@@ -45,7 +45,9 @@ from ..models.model_folder import folder_of
 from ..models.quantized_files import WidenedReader, merged
 from ..models.quantized_layouts import layout_of
 from ..models.tensors import Tensor, gathered, shape_of
+from .flat_keys import proposed_tokens
 from .layers import check_layer, config_of
+from .loading import holds_heads
 from .weights import (
     Tensors,
     check_copy,
@@ -135,7 +137,7 @@ def inside(folder: Path, config: Mapping, tensors: Mapping, file: str) -> dict[s
 
     Returns:
       ``config.json`` of the target with the keys of the modules, and the index of all weights, by
-      file name; None where the folder holds no checkpoint.
+      file name; None where the folder holds no checkpoint, or that of other heads.
 
     Raises:
       ValueError: the folder holds the checkpoint of another model.
@@ -143,6 +145,8 @@ def inside(folder: Path, config: Mapping, tensors: Mapping, file: str) -> dict[s
     try:
         own, weights = read_json(folder, "config.json"), weight_files(folder)
     except FileNotFoundError:
+        return None
+    if holds_heads(folder, own):
         return None
     there = translate.config_from_hf(own)
     for name in ("hidden_size", "vocab_size"):
@@ -182,8 +186,7 @@ def load(config: Mapping, tensors, target):
     begin = count if "{n}" in layout.layer else 0
     num = len([i for i in found if i >= begin])
     said = config.get("num_nextn_predict_layers") or num
-    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    trained = config.get("num_speculative_steps") or methods[0].get("speculative_tokens")
+    trained = config.get("num_speculative_steps") or proposed_tokens(config)
     steps = trained or 1
     check_integers(num_nextn_predict_layers=said, num_speculative_steps=steps)
     if not num or {i for i in found if i >= begin} != {*range(begin, begin + num)} or said != num:
@@ -204,7 +207,7 @@ def load(config: Mapping, tensors, target):
         shape = MTPConfig(
             layer=layer,
             num_modules=steps if num == 1 else num,
-            share_layers=num == 1 and steps > 1,
+            share_layers=num == 1,
             normed_output=flags_of(own, normed_output=True)["normed_output"],
             **layout.config,
             **_own_tables(layout, tensors, target, begin, num),
@@ -243,7 +246,7 @@ def save(drafter: MTP, params, target=None) -> tuple[dict, dict]:
         "hidden_size": shape.hidden_size,
         "vocab_size": shape.vocab_size,
     }
-    if shape.share_layers and shape.num_modules > 1:
+    if shape.share_layers:
         config["num_speculative_steps"] = shape.num_modules
     if not shape.normed_output:
         config["specjax"] = {"normed_output": False}

@@ -55,7 +55,7 @@ class MTPConfig(SizesOfLayer):
         and experts.
       num_modules: K, the number of tokens ahead for which the modules were trained.
       share_layers: whether one module serves all K; else there are K distinct ones, which draft no
-        deeper than K.
+        deeper than K. A single module is the same either way, and has False.
       shared_ends: whether all modules share ``M`` and the norms, so that only layers are distinct.
       embedding_first: whether ``M`` reads the embedding before the hidden state.
       normed_output: whether ``RMSNorm(h)``, which the LM head reads, is passed on in place of h.
@@ -81,6 +81,8 @@ class MTPConfig(SizesOfLayer):
                 f"layer: positions={self.layer.positions!r}, num_layers={self.layer.num_layers}: a "
                 "module has one layer with rotary positions; give positions='rope', num_layers=1"
             )
+        if self.num_modules == 1:
+            object.__setattr__(self, "share_layers", False)
 
     @property
     def num_stages(self) -> int:
