@@ -143,7 +143,7 @@ FAMILIES: dict[str, Family] = {
         keys=_LLAMA_KEYS,
         defaults=_LLAMA_DEFAULTS | {"max_position_embeddings": 131_072, "num_key_value_heads": 8},
         only=_WHOLE_HEADS,
-        windows=Windows(default=4096),
+        windows=Windows(default=4096, typed=True),  # with layer_types: transformers' Ministral
         **_LLAMA_LIKE,
     ),
     "mixtral": Family(

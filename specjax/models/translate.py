@@ -27,6 +27,8 @@ _ACTIVATIONS = {  # the first name of each is the one that is written
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
 }
+# keys that transformers reads in every family -> the values that are implemented
+_EVERYWHERE = {"is_causal": (True,), "per_layer_config": ({},)}
 _NULL_MEANS_NONE = ("attn_logit_softcapping", "final_logit_softcapping")  # else: the default
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")
 _FURTHER_SIZES = (
@@ -214,7 +216,7 @@ def _text_part(hf: Mapping[str, object]) -> Mapping[str, object]:
 
 def _refuse_unsupported(hf: Mapping[str, object], family: Family) -> None:
     layout_of(hf)
-    for key, accepted in family.only.items():
+    for key, accepted in {**_EVERYWHERE, **family.only}.items():
         value = hf.get(key)
         if value is not None and value not in accepted:
             raise ValueError(
@@ -260,7 +262,9 @@ def _windows_to_hf(config: DecoderConfig, windows: Windows) -> dict[str, object]
     hf: dict[str, object] = {"sliding_window": config.window}
     if windows.switch:
         hf[windows.switch] = config.window is not None
-    if windows.typed:
+    # all layers of a Mistral are alike: with layer_types it is a Ministral to transformers
+    alike = config.local_layers is None and windows.switch is None and windows.every is None
+    if windows.typed and not alike:
         local = map(config.is_local, range(config.num_layers))
         hf["layer_types"] = ["sliding_attention" if x else "full_attention" for x in local]
     return hf
@@ -303,6 +307,11 @@ def _rope_from_hf(hf: Mapping[str, object], family: Family) -> dict[str, object]
     if kind not in family.rope_types:
         known = ", ".join(family.rope_types)
         raise ValueError(f"config.json: rope_type={kind!r} is not supported; known: {known}")
+    if local and kind != "default" and "local_rope_theta" not in family.rope_keys:
+        raise ValueError(
+            f"config.json: rope_type={kind!r} of full_attention, and none of sliding_attention, is "
+            "not supported: the layers of this family have one for all"
+        )
     missing = [key for key in _ROPE_NEEDS[kind] if given.get(key) is None]
     if missing:
         raise ValueError(f"config.json: rope_type={kind!r} lacks {', '.join(missing)}")

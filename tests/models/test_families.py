@@ -244,6 +244,16 @@ def test_every_family_fills_left_out_windows_as_transformers_does():
         windows(gemma3 | {"sliding_window": None})
 
 
+def test_a_mistral_with_types_of_layers_is_read_as_transformers_reads_it():
+    """As a Ministral, some of whose layers see all; without types it stays a Mistral."""
+    mistral = LLAMA | {"model_type": "mistral", "sliding_window": 8}
+    mixed = mistral | {"layer_types": ["full_attention", "sliding_attention"]}
+    assert windows(mixed) == [None, 8]
+    config = config_from_hf(mixed)
+    assert config_from_hf(config_to_hf(config)) == config
+    assert "layer_types" not in config_to_hf(config_from_hf(mistral))
+
+
 def test_global_and_local_layers_of_gemma_have_rotations_of_their_own():
     gemma = LLAMA | {"model_type": "gemma3_text"}
     old = {"rope_theta": 5e5, "rope_local_base_freq": 700.0}
@@ -310,6 +320,17 @@ def test_windows_that_make_no_sense_are_refused():
         ({"num_key_value_heads": 3}, "num_key_value_heads=3 does not divide num_attention_heads"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized.*'awq'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"is_causal": False}, "is_causal=False.*accepted: True"),
+        ({"per_layer_config": {"1": {"rms_norm_eps": 1.0}}}, "per_layer_config="),
+        (
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 4.0},
+                    "sliding_attention": {"rope_type": "default"},
+                }
+            },
+            "rope_type='linear' of full_attention, and none of sliding_attention",
+        ),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.*known: default"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "lacks low_freq_factor, high"),
     ],
