@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
@@ -154,7 +154,13 @@ def check_stored(
         )
 
 
-def check_tied(folder: Path, table: str, head: str, stored: Mapping[str, StoredTensor]) -> None:
+def check_tied(
+    folder: Path,
+    table: str,
+    head: str,
+    stored: Mapping[str, StoredTensor],
+    quantized: Container[str] = (),
+) -> None:
     """Raises ``ValueError`` where the LM head of a tied model is stored, and not as its embedding.
 
     Args:
@@ -162,12 +168,14 @@ def check_tied(folder: Path, table: str, head: str, stored: Mapping[str, StoredT
       table: the name of the embedding.
       head: the name of the LM head.
       stored: the tensors of the files, by name.
+      quantized: the names of those that are quantized; such an LM head is never the embedding.
     """
     pair = [stored.get(name) for name in (table, head)]
     if None in pair or pair[0] == pair[1] or any(one.dtype not in FILE_DTYPES for one in pair):
         return
     (size, width), (other, others) = pair[0].shape, pair[1].shape
     size, equal = min(size, other), width == others  # further rows are padding
+    equal = equal and table not in quantized and head not in quantized
     with contextlib.ExitStack() as files:
         rows = [files.enter_context(safe_open(one.path, "np")).get_slice(one.name) for one in pair]
         for start in range(0, size if equal else 0, ROWS_AT_ONCE):

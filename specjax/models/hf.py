@@ -193,14 +193,16 @@ def load_weights(
         stored, held = merged(stored, layout, {*wanted, *packed}, family.prefix)
     wanted = as_stored(wanted, packed, stored)
     tied = []
-    if config.tie_embeddings and layout is None:
+    if config.tie_embeddings:
         (table,) = (name for name, one in wanted.items() if one.parts == ("embedding",))
         tied = [(table, row.name) for row in family.tensors if row.parts == ("lm_head.weight",)]
     # some programs store the LM head of a tied model, and not the embedding
-    stored |= {own: stored[head] for own, head in tied if head in stored and own not in stored}
+    alone = [(own, head) for own, head in tied if head in stored and own not in stored]
+    stored |= {own: stored[head] for own, head in alone}
+    held |= {own: held[head] for own, head in alone if head in held}
     check_stored(folder, config, wanted, stored, shapes, tables.is_harmless)
     for own, head in tied:
-        check_tied(folder, own, head, stored)
+        check_tied(folder, own, head, stored, held)
     if dtype is None:
         dtype = kernels.current(mesh).param_dtype(jnp.dtype(main_dtype(stored)))
     if stages > 1 and not widened and (quantize is not None or layout is not None):

@@ -71,6 +71,23 @@ def test_a_quantized_model_comes_back_bit_for_bit_as_a_law_of_its_own(even, tmp_
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
+def test_a_head_of_its_own_beside_a_quantized_embedding_that_is_called_its_own_is_refused(tmp_path):
+    """The same tensors under the head's name alone are the embedding."""
+    tied = random_model(dataclasses.replace(EVEN, tie_embeddings=True))
+    save_pretrained(tied, tmp_path / "tied")
+    lm = specjax.load(tmp_path / "tied", tokenizer=False, quantize="int8")
+    save_pretrained(lm, tmp_path / "saved")
+    file = tmp_path / "saved" / "model.safetensors"
+    held = load_file(file)
+    head = {n.replace("model.embed_tokens", "lm_head"): x for n, x in held.items() if "embed" in n}
+    for own in (head, {"lm_head.weight": np.zeros((EVEN.vocab_size, EVEN.hidden_size), "float32")}):
+        save_file(held | own, file, {"format": "pt"})
+        with pytest.raises(ValueError, match="lm_head.weight, which is not model.embed_tokens"):
+            specjax.load(tmp_path / "saved", tokenizer=False)
+    save_file({n: x for n, x in held.items() if "embed" not in n} | head, file, {"format": "pt"})
+    assert_same(specjax.load(tmp_path / "saved", tokenizer=False), lm)
+
+
 OWN_NAMES = {"q_proj": "attention.q", "o_proj": "attention.o", "down_proj": "mlp.down"}
 
 
