@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 from typing import Any
 
@@ -23,6 +24,18 @@ EVERY_SUBLAYER = frozenset((ATTENTION, MLP_SUBLAYER))
 INT8, FP8 = CACHE_BITS = ("int8", "fp8")  # of a cache in eight bits (``low_bits.py``)
 SINKS = 4  # of a small cache, unless told otherwise: StreamingLLM's number
 RopeScaling = tuple[tuple[str, object], ...]
+_OPTIONAL_NUMBERS = ("local_rope_theta", "query_scalar", "score_softcap", "logit_softcap")
+_OPTIONAL_INTEGERS = ("window", "q_rank", "bos_id")
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of a config is a finite number."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value of a config is a whole number."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,6 +112,7 @@ class DecoderConfig:
             size = getattr(self, name)
             if not isinstance(size, numbers.Integral) or size < 1:
                 raise ValueError(f"{name}={size!r}: it must be at least 1, and a whole number")
+        self._check_kinds()
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}: "
@@ -122,6 +136,25 @@ class DecoderConfig:
         for name in ("query_scalar", "score_softcap", "logit_softcap"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name}={value} must be positive, or None")
+
+    def _check_kinds(self):
+        """Files may hold texts in place of numbers, as converters of YAML write ``"1e-05"``."""
+        for field in dataclasses.fields(self):
+            name, value, usual = field.name, getattr(self, field.name), field.default
+            if value is None and usual is None or name == "sinks":  # which has errors of its own
+                continue
+            known, wanted = True, ""
+            if isinstance(usual, bool):
+                known, wanted = value in (True, False), "be True or False"
+            elif isinstance(usual, float) or name in _OPTIONAL_NUMBERS:
+                known, wanted = is_number(value), "be a number"
+            elif isinstance(usual, int) or name in _OPTIONAL_INTEGERS:
+                known, wanted = is_whole(value), "be a whole number"
+            elif name in ("eos_ids", "plain_layers"):
+                known = isinstance(value, tuple) and all(map(is_whole, value))
+                wanted = "hold whole numbers, and nothing else"
+            if not known:
+                raise ValueError(f"{name}={value!r}: it must {wanted}")
 
     def _check_windows(self):
         if self.window is not None and self.window < 1:
@@ -168,7 +201,10 @@ class DecoderConfig:
             return
         if self.routing not in ROUTINGS:
             raise ValueError(f"routing={self.routing!r} is unknown; known: {', '.join(ROUTINGS)}")
-        for name in ("num_experts", "experts_per_token", "expert_size", "sparse_step"):
+        sizes = ["num_experts", "experts_per_token", "expert_size", "sparse_step"]
+        if self.routing != "greedy":
+            sizes += ["expert_groups", "groups_per_token"]
+        for name in sizes:
             size = getattr(self, name)
             if not isinstance(size, numbers.Integral) or size < 1:
                 raise ValueError(f"{name}={size!r}: it must be at least 1, and a whole number")

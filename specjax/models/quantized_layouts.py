@@ -111,6 +111,10 @@ def layout_of(hf: Mapping[str, object]) -> QuantizedLayout | None:
     config = hf.get("quantization_config") or hf.get("compression_config")
     if not config:
         return None
+    if not isinstance(config, Mapping):
+        raise ValueError(
+            f"config.json: quantization_config={config!r} is no object of settings; {WAY_OUT}"
+        )
     config = dict(config)
     method = config.get("quant_method", "unknown")
     readers = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, "fp8": _float8}

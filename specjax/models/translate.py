@@ -110,9 +110,10 @@ def config_from_hf(hf: Mapping[str, object]) -> DecoderConfig:
     if family.fixed.get("positions", "rope") == "rope":
         values |= _rope_from_hf(filled, family)
     values |= windows_from_hf(hf, family.windows, values["num_layers"])
-    if "plain_layers" in values:
+    if isinstance(values.get("plain_layers"), list):
         values["plain_layers"] = tuple(values["plain_layers"])
-    with file_keys({key: name for name, key in family.keys.items()}):
+    keys = {key: name for name, key in family.keys.items()} | {"sliding_window": "window"}
+    with file_keys(keys):
         config = DecoderConfig(model_type=hf["model_type"], **values | family.fixed)
     stretched = len(dict(config.rope_scaling or ()).get("short_factor", ()))
     if stretched and stretched != config.rotary_dim // 2:
@@ -197,7 +198,7 @@ def _is_size(value: object) -> bool:
 
 
 def _activation(name: object) -> str:
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ValueError(
             f"config.json: activation {name!r} is not supported; known: {', '.join(_ACTIVATIONS)}"
         )
@@ -240,7 +241,8 @@ def windows_from_hf(
     window, kinds = hf.get("sliding_window", windows.default), hf.get("layer_types")
     if windows.typed and kinds:
         known = {"sliding_attention": True, "full_attention": False}
-        if len(kinds) != num_layers or not known.keys() >= {*kinds}:
+        whole = isinstance(kinds, list | tuple) and len(kinds) == num_layers
+        if not whole or not all(kind in [*known] for kind in kinds):
             raise ValueError(
                 f"config.json: layer_types={kinds!r} is not supported; give each of {num_layers} "
                 f"layers one of {', '.join(known)}"
@@ -250,6 +252,10 @@ def windows_from_hf(
         local = tuple(i >= hf.get("max_window_layers", 28) for i in range(num_layers))
     else:
         every = windows.every and (hf.get("sliding_window_pattern") or windows.every)
+        if every is not None and not _is_size(every):
+            raise ValueError(
+                f"config.json: sliding_window_pattern={every!r} must be a positive whole number"
+            )
         local = tuple(every is None or (i + 1) % every > 0 for i in range(num_layers))
     if not any(local) or window is None and windows.every is None:
         return none
@@ -273,6 +279,9 @@ def _windows_to_hf(config: DecoderConfig, windows: Windows) -> dict[str, object]
 def _rope_from_hf(hf: Mapping[str, object], family: Family) -> dict[str, object]:
     """Fields of the rotary embedding, from ``rope_parameters`` (transformers 5) or
     ``rope_scaling`` (4), and from keys beside them. ``hf`` has the family's defaults."""
+    for key in ("rope_scaling", "rope_parameters"):
+        if not isinstance(hf.get(key) or {}, Mapping):
+            raise ValueError(f"config.json: {key}={hf[key]!r} is no object of settings")
     given = dict(hf.get("rope_scaling") or hf.get("rope_parameters") or {})
     local: dict[str, object] = {}
     if {"full_attention", "sliding_attention"} & given.keys():  # one for each kind of layer
@@ -326,6 +335,10 @@ def _scaling_from_hf(kind: str, given, hf, family: Family) -> RopeScaling | None
     keys = (*_ROPE_NEEDS[kind], *_ROPE_TAKES.get(kind, ()))
     kept = {key: given[key] for key in keys if given.get(key) is not None}
     kept = {key: tuple(v) if isinstance(v, list) else v for key, v in kept.items()}
+    for key, value in kept.items():
+        every = value if isinstance(value, tuple) else (value,)
+        if not all(isinstance(number, int | float) for number in every):
+            raise ValueError(f"config.json: {key}={value!r} of rope_type={kind!r} is no number")
     return tuple(sorted({"rope_type": kind, **kept}.items()))
 
 

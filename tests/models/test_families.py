@@ -284,6 +284,9 @@ def test_long_factors_are_kept_but_the_context_is_that_of_the_short_ones():
         ({"model_type": "opt", "ffn_dim": 64, "word_embed_proj_dim": 16}, "proj_dim=16.*equal"),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "bidirectional"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 9.0}, "softcapping=9.0"),
+        ({"model_type": "mistral", "sliding_window": "8"}, "sliding_window='8': .* whole number"),
+        ({"model_type": "mistral", "layer_types": 2}, "layer_types=2 is not supported"),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": "6"}, "window_pattern='6'"),
         ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "layer_types.*each of 2"),
         ({"model_type": "gemma2", "layer_types": ["chunked_attention"] * 2}, "sliding_attention,"),
         ({"model_type": "phi3", "rope_scaling": {"rope_type": "yarn"}}, "known: default, longrope"),
@@ -320,6 +323,13 @@ def test_windows_that_make_no_sense_are_refused():
         ({"num_key_value_heads": 3}, "num_key_value_heads=3 does not divide num_attention_heads"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized.*'awq'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"rms_norm_eps": "1e-05"}, "rms_norm_eps='1e-05': it must be a number"),
+        ({"eos_token_id": "2"}, "eos_token_id=.*'2'.*whole numbers"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false': it must be True or False"),
+        ({"hidden_act": ["silu"]}, "activation .*silu"),
+        ({"rope_scaling": "linear"}, "rope_scaling='linear' is no object"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor='2' of rope_type='linear'"),
+        ({"quantization_config": "gptq"}, "quantization_config='gptq' is no object"),
         ({"is_causal": False}, "is_causal=False.*accepted: True"),
         ({"per_layer_config": {"1": {"rms_norm_eps": 1.0}}}, "per_layer_config="),
         (
@@ -339,6 +349,21 @@ def test_windows_that_make_no_sense_are_refused():
 def test_what_is_not_implemented_or_makes_no_sense_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         config_from_hf(LLAMA | change)
+
+
+@pytest.mark.parametrize(
+    "case, change, message",
+    [
+        ("qwen3_moe", {"mlp_only_layers": 2}, "mlp_only_layers=2: it must hold whole numbers"),
+        ("deepseek_v3", {"first_k_dense_replace": "1"}, "first_k_dense_replace='1': it must be"),
+        ("deepseek_v3", {"n_group": 0}, "n_group=0: it must be at least 1"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_settings_of_experts_that_make_no_sense_are_refused_by_their_keys(case, change, message):
+    hf = json.loads((GOLDEN / case / "config.json").read_text())
+    with pytest.raises(ValueError, match=message):
+        config_from_hf(hf | change)
 
 
 @pytest.mark.parametrize("key", ["scale_attn_by_inverse_layer_idx", "add_cross_attention"])

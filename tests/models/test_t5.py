@@ -265,7 +265,9 @@ def test_prompts_that_leave_nothing_to_read_are_refused(pair):
         (dict(feed_forward_proj="tanh"), "feed_forward_proj='tanh'.*gated-gelu"),
         (dict(d_model=0), "d_model=0"),
         (dict(d_kv=None), "d_kv"),
-        (dict(relative_attention_num_buckets=6), "num_buckets=6"),
+        (dict(relative_attention_num_buckets=6), "relative_attention_num_buckets=6"),
+        (dict(layer_norm_epsilon="1e-06"), "layer_norm_epsilon='1e-06': it must be a number"),
+        (dict(eos_token_id="1"), "eos_token_id=.*'1'"),
         (dict(quantization_config={"quant_method": "gptq"}), "quantized checkpoints"),
     ],
 )

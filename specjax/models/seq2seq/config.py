@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..config import is_number, is_whole
+
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -66,6 +68,12 @@ class EncoderDecoderConfig:
         for name in _SIZES:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
+        if not is_number(self.norm_eps):
+            raise ValueError(f"norm_eps={self.norm_eps!r}: it must be a number")
+        if not all(map(is_whole, self.eos_ids)):
+            raise ValueError(
+                f"eos_ids={self.eos_ids!r}: it must hold whole numbers, and nothing else"
+            )
         if self.num_buckets and (self.num_buckets < 4 or self.num_buckets % 4):
             raise ValueError(f"num_buckets={self.num_buckets} must be a multiple of 4")
         if self.num_buckets and self.max_distance <= self.num_buckets // 2:

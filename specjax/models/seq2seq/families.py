@@ -11,6 +11,7 @@ import dataclasses
 import re
 from collections.abc import Container, Iterator, Mapping
 
+from ..._internal.file_keys import file_keys
 from ..config_json import check_expressed, ids_of
 from ..tensors import Tensor
 from .config import EncoderDecoderConfig
@@ -205,7 +206,8 @@ def config_from_hf(
             f"config.json: {', '.join(wrong) or 'd_kv'}: sizes must be positive whole numbers"
         )
     values["eos_ids"] = ids_of(values["eos_ids"])
-    return EncoderDecoderConfig(model_type=hf["model_type"], **family.fixed, **values)
+    with file_keys({key: name for name, key in family.keys.items()}):
+        return EncoderDecoderConfig(model_type=hf["model_type"], **family.fixed, **values)
 
 
 def _t5_values(said: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
