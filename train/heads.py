@@ -41,6 +41,9 @@ class HeadsConfig(frozen.FrozenConfig):
         for kind, names in (("medusa", ("num_layers", "tied")), ("blockwise", ("trunk_size",))):
             if self.kind != kind:
                 check_unused(self, names, f"kind={self.kind} does not read it", f"give kind={kind}")
+        if self.sample_head:
+            reason = "with sample_head=true the losses of all heads weigh the same"
+            check_unused(self, ("decay",), reason, "give sample_head=false")
 
 
 Config = HeadsConfig
@@ -108,9 +111,22 @@ def make_sampled_loss(heads: Heads, target, read, config: HeadsConfig):
     return loss
 
 
+def make_sampled_measure(*given):
+    """As ``head_losses.make_measure``, with the sum of the heads' losses as the held-out loss,
+    which is the mean of ``make_sampled_loss`` over its draws."""
+    measure = head_losses.make_measure(*given)
+
+    def summed(*read):
+        found = measure(*read)
+        terms = {name: x._replace(share=1.0) for name, x in found["heldout_loss"].items()}
+        return {**found, "heldout_loss": terms}
+
+    return summed
+
+
 def run(config: HeadsConfig, *, dry_run: bool = False) -> None:
     """Trains, draws the curves, exports to ``run.folder/model``."""
     setting = frozen.make_setting(config)
     heads = MAKERS[config.kind](config, setting)
-    make_loss = make_sampled_loss if config.sample_head else head_losses.make_loss
-    frozen.train(config, setting, heads, dry_run=dry_run, make_loss=make_loss)
+    sampled = dict(make_loss=make_sampled_loss, make_measure=make_sampled_measure)
+    frozen.train(config, setting, heads, dry_run=dry_run, **sampled if config.sample_head else {})

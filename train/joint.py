@@ -123,9 +123,14 @@ def make_loss(made: Heads, target, read, config: JointConfig, head_terms):
     return loss
 
 
-def make_measure(made: Heads, target, read, config: JointConfig):
-    """Returns the measures of the heads and the target's own loss, which should not rise."""
-    measure_heads, nats = head_losses.make_measure(made, target, read, config), make_nats(target)
+def make_measure(
+    made: Heads, target, read, config: JointConfig, make_heads_measure=head_losses.make_measure
+):
+    """Returns the measures of the heads and the target's own loss, which should not rise.
+
+    ``make_heads_measure`` makes the former, with the heads' loss as it is trained.
+    """
+    measure_heads, nats = make_heads_measure(made, target, read, config), make_nats(target)
 
     def measure(params, given, tokens, weight):
         del given
@@ -138,7 +143,15 @@ def make_measure(made: Heads, target, read, config: JointConfig):
     return measure
 
 
-def train(config: JointConfig, setting, made: Heads, head_terms, *, dry_run: bool) -> None:
+def train(
+    config: JointConfig,
+    setting,
+    made: Heads,
+    head_terms,
+    *,
+    dry_run: bool,
+    make_heads_measure=head_losses.make_measure,
+) -> None:
     """Trains target and heads, draws the curves, and exports both.
 
     Args:
@@ -147,10 +160,12 @@ def train(config: JointConfig, setting, made: Heads, head_terms, *, dry_run: boo
       made: the heads.
       head_terms: see ``make_loss``.
       dry_run: print the estimates alone.
+      make_heads_measure: see ``make_measure``.
     """
     lm, target = setting.lm, setting.lm.target
     read = make_reader(lm.config, setting.end_of_text, made.layers, gradient=True)
-    cheap = make_evaluate(make_measure(made, target, read, config), setting.sets)
+    measure = make_measure(made, target, read, config, make_heads_measure)
+    cheap = make_evaluate(measure, setting.sets)
     mesh = scale.layout_of(config.run).mesh
     decoded = decoding.make_decoded(lm, made.drafter, setting.prompts, config.decoding, mesh)
 

@@ -177,8 +177,10 @@ def run(config: MTPHeadsTrainingConfig, *, dry_run: bool = False) -> None:
     check = functools.partial(check_target, config)
     setting = frozen.make_setting(config, lambda count: (count - 1,), check)
     made = make_heads(config, setting)
+    measure = head_losses.make_mean_measure
     if config.with_target:
-        joint.train(config, setting, made, head_terms, dry_run=dry_run)
+        how = dict(dry_run=dry_run, make_heads_measure=measure)
+        joint.train(config, setting, made, head_terms, **how)
     else:
-        how = dict(make_loss=make_loss, make_measure=head_losses.make_mean_measure)
+        how = dict(make_loss=make_loss, make_measure=measure)
         frozen.train(config, setting, made, dry_run=dry_run, **how)

@@ -204,11 +204,12 @@ def _speed(best: dict) -> Tile:
 def loss_unit(settings: dict) -> str:
     """Describes the unit of the held-out loss, from the flattened configuration of its run."""
     heads, decay = settings.get("num_heads"), settings.get("decay")
+    decay = 1 if settings.get("sample_head") else decay
     if "decay_length" in settings:
         return f"a weighted mean of nats, over {heads} drafted positions"
     if heads is None or decay is None:
         return "nats per token"
     weight = f", head k weighted by {decay:g}^k" if decay != 1 else ", all weighted alike"
-    is_mean = settings.get("recipe") in MEANS and not settings.get("with_target")
+    is_mean = settings.get("recipe") in MEANS
     what = "nats less the accepted share" if settings.get("acceptance_share") else "nats"
     return f"a weighted {'mean' if is_mean else 'sum'} of {what}, over {heads} heads{weight}"

@@ -95,9 +95,12 @@ class RecurrentConfig(frozen.FrozenConfig):
         for name, least in (("inner_size", 1), ("num_layers", 0), ("beams", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)}; accepted: at least {least}")
+        reason = f"kind={self.kind} does not read it"
         if self.kind != "redrafter":
-            reason = f"kind={self.kind} does not read it"
             check_unused(self, ("num_layers", "beams"), reason, "give kind=redrafter")
+        else:
+            own = "inner_size", "tied", "scaled"
+            check_unused(self, own, reason, "give kind=mlp, or kind=lstm")
         if self.kind == "lstm" and not self.tied:
             raise ConfigError("tied=false: an lstm has one set of weights for all steps")
         if self.kind == "redrafter" and self.prefix.hidden_size:

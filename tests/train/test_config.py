@@ -233,6 +233,15 @@ def test_a_draft_model_and_a_target_that_goes_on_are_checked_as_a_new_target_is(
             ["kind=lstm", "beams=2"],
             "beams=2: kind=lstm does not .* give kind=redrafter",
         ),
+        (
+            heads,
+            ["sample_head=true", "decay=0.5"],
+            "decay=0.5: with sample_head=true .* weigh the same; .* give sample_head=false",
+        ),
+        *(
+            (speculator, ["kind=redrafter", word], f"{word}: kind=redrafter .* give kind=mlp, or")
+            for word in ("inner_size=8", "tied=false", "scaled=false")
+        ),
         (dspark, ["confidence_weight=0", "scaled_for=greedy"], "scaled_for='greedy': with conf"),
         (distill, ["temperature=2"], "temperature=2.0: with on_policy=0 the drafter writes no"),
         (distill, ["beta=0.4"], "beta=0.4: divergence=fkl does not read it; .* divergence=jsd"),

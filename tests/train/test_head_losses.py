@@ -258,6 +258,7 @@ def task(name):
     blocks = name in blocks | {"dflash2", "glancing", "paced"}
     measure = block.make_measure if blocks else head_losses.make_measure
     measure = head_losses.make_mean_measure if name.startswith("mtp") else measure
+    measure = heads.make_sampled_measure if name == "blockwise" else measure
     return losses.get(name, head_losses.make_loss)(*how), own, given, measure(*how)
 
 
@@ -285,13 +286,19 @@ def test_no_recipe_writes_the_logits_of_all_positions(name):
         assert 0.05 * chunk < largest(program.jaxpr) <= chunk
 
 
-@pytest.mark.parametrize("name", ["mtp", "mtp_heads"])
+@pytest.mark.parametrize("name", ["mtp", "mtp_heads", "blockwise"])
 def test_the_held_out_loss_is_on_the_scale_of_that_of_a_step(name):
     loss, params, given, measure = task(name)
     shape = DATA.batch, DATA.length + 1
     tokens = np.random.default_rng(0).integers(1, WIDE.vocab_size, shape).astype(np.int32)
     batch = tokens, np.ones((DATA.batch, DATA.length), np.float32)
-    learned = float(evaluate.weighed(jax.jit(loss)(params, given, tokens, None)))
+    keys = make_keys(jax.random.key(0), jnp.arange(DATA.batch))
+    terms = jax.jit(loss)(params, given, tokens, keys)
+    if name == "blockwise":  # one head is drawn, each as often, and weighs as many as there are
+        drawn = sorted(float(term.share) for term in terms.values())
+        assert drawn == [0.0] * (len(terms) - 1) + [len(terms)]
+        terms = {own: term._replace(share=1.0) for own, term in terms.items()}
+    learned = float(evaluate.weighed(terms))
     held = evaluate.make_evaluate(measure, {"": [batch]})(params, given)["heldout_loss"]
     np.testing.assert_allclose(held, learned, rtol=1e-4)
 

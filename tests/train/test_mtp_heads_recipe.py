@@ -164,6 +164,11 @@ def test_target_and_heads_are_exported_together(place):
     root, train, teacher = place
     fields = [teacher, *SMALL, "with_target=true", "head_warmup=2", "run.steps=6"]
     assert train("mtp_heads", *fields, f"run.folder={root / 'both'}") == 0
+    learned, held = (
+        [row[name] for row in report.read(root / "both" / "log.jsonl") if name in row][-1]
+        for name in ("heads", "heldout_loss")
+    )
+    assert 0.7 < held / learned < 1.3  # both are means over the heads
     before = specjax.load(teacher.partition("=")[2])
     after = specjax.load(root / "both" / "target")
     assert after.fingerprint != before.fingerprint

@@ -107,6 +107,9 @@ def test_a_loss_summed_over_heads_says_so(folder):
     assert report.loss_unit(settings) == unit
     (folder / "config.json").write_text(json.dumps(settings))
     assert unit in report.draw(folder).read_text()
+    assert report.loss_unit(settings | {"sample_head": True}).endswith("all weighted alike")
+    joint = settings | {"recipe": "mtp_heads", "with_target": True}
+    assert report.loss_unit(joint).startswith("a weighted mean of nats")
     settings |= {"recipe": "spire", "decay": 1.0, "acceptance_share": 0.5}
     unit = "a weighted mean of nats less the accepted share, over 5 heads, all weighted alike"
     assert report.loss_unit(settings) == unit
