@@ -198,6 +198,17 @@ def test_modules_of_a_llama_become_a_part_of_it_and_change_nothing_else(tmp_path
         assert same(again.params, lm.params) and again.checkpoint == lm.checkpoint
         found, weights = resolve_drafter(again, "mtp")
         assert found.config == drafter.config and same(weights, params)
+    shard = "model-00001-of-00001.safetensors"  # the same target, published as one with an index
+    (tmp_path / "model-00000-of-00001.safetensors").rename(tmp_path / shard)
+    (tmp_path / "mtp.safetensors").unlink()
+    index = tmp_path / "model.safetensors.index.json"
+    places = json.loads(index.read_text())["weight_map"]
+    places = {name: shard for name, place in places.items() if place != "mtp.safetensors"}
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    before = specjax.load(tmp_path, tokenizer=False, dtype="float32").checkpoint
+    saved()
+    again = specjax.load(tmp_path, tokenizer=False, dtype="float32")
+    assert again.checkpoint == before != lm.checkpoint and resolve_drafter(again, "mtp")
     with pytest.raises(ValueError, match="pickled=True with format='mtp': modules are read from"):
         specjax.save_drafter(drafter, params, tmp_path / "b", target=lm, pickled=True)
     for shape in (dict(num_modules=1, embedding_first=False), dict(num_modules=2)):

@@ -25,7 +25,8 @@ from .tensors import Tensor, shape_of
 
 FILE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-SHARD = "model-00001-of-00001.safetensors"  # the name of SINGLE beside MODULES
+# the name of SINGLE beside MODULES; published shards are counted from 1, so that none has it
+SHARD = "model-00000-of-00001.safetensors"
 MODULES = "mtp.safetensors"  # modules for multi-token prediction that this project adds
 WEIGHT_FILE = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
 ROWS_AT_ONCE = 4096  # of a table that is compared
