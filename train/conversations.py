@@ -7,14 +7,22 @@ a system's message, which may be left out, users and assistant take turns.
 from __future__ import annotations
 
 import datetime
+import functools
 import re
+import string
 from collections.abc import Mapping, Sequence
 
 ROLES = {"human": "user", "gpt": "assistant"}  # of ShareGPT
 TURNS = ("user", "assistant")
 CUT = "cut"  # a field of a message: the answer was cut at its budget, so its end is not learned
 TODAY = datetime.datetime(2025, 1, 1)  # of templates that print it: the same on any day of a run
-DATE = re.compile(r"""\bstrftime_now\(\s*(["'])(.*?)\1\s*\)""")  # prints today in a template
+DATE = "strftime_now"  # the function that prints today in a template
+# in the place of it, before a template: a macro that writes TODAY in any format
+TODAYS = (
+    "{% macro strftime_now(format) %}{% set date = namespace(text=format) %}"
+    "{% for code, text in CODES %}{% set date.text = date.text.replace(code, text) %}{% endfor %}"
+    "{{ date.text }}{% endmacro %}\n"
+)
 MARKED = re.compile(r"\{%-?\s*generation\b")  # marks the assistant's text in a template
 
 
@@ -55,6 +63,14 @@ def checked(messages) -> list[dict]:
     return found
 
 
+@functools.cache
+def _todays() -> str:
+    """``TODAYS`` with what each code of ``strftime`` stands for; ``%%`` is kept apart meanwhile."""
+    codes = [f"%{flag}{letter}" for letter in string.ascii_letters for flag in ("", "-")]
+    found = [(code, TODAY.strftime(code)) for code in codes]
+    return TODAYS.replace("CODES", repr([("%%", "\0"), *found, ("\0", "%")]))
+
+
 def rendered(tokenizer, messages, asks: bool = True, **how):
     """Applies a tokenizer's chat template, in which today is always ``TODAY``.
 
@@ -70,7 +86,8 @@ def rendered(tokenizer, messages, asks: bool = True, **how):
     from jinja2 import TemplateError
 
     template = tokenizer.backend.get_chat_template()
-    template = DATE.sub(lambda call: repr(TODAY.strftime(call[2])), template)
+    if DATE in template:
+        template = _todays() + template
     how |= dict(add_generation_prompt=asks, chat_template=template)
     try:
         return tokenizer.backend.apply_chat_template(list(messages), **how)

@@ -54,8 +54,17 @@ def test_a_turn_ends_with_any_token_that_the_generation_config_names(tmp_path):
         assert [i for i, own in zip(ids, counts, strict=True) if own] == [9, 10, 11, 2, 12, 2]
 
 
-def test_the_date_that_a_template_prints_is_the_same_on_any_day():
-    dated = "{{ 'a' if strftime_now('%d %b %Y') == '01 Jan 2025' else 'b' }} "
+@pytest.mark.parametrize(
+    "dated",
+    [
+        "{{ 'a' if strftime_now('%d %b %Y') == '01 Jan 2025' else 'b' }} ",
+        "{% set form = '%-d.%m.%y %%d' %}\n"  # a format that stands in a variable
+        "  {% if strftime_now is defined %}{% set today = strftime_now %}{% endif %}"
+        "{% macro day() %}{{ today(form) }}{% endmacro %}"
+        "{{ 'a' if day() == '1.01.25 %d' and strftime_now(format=form) == day() else 'b' }} ",
+    ],
+)
+def test_the_date_that_a_template_prints_is_the_same_on_any_day(dated):
     assert encode(TALK, dated + PLAIN)[0] == [6, *IDS]
     assert encode(TALK, dated + MARKED)[0] == [6, *IDS]
     teacher = types.SimpleNamespace(tokenizer=TransformersTokenizer(backend(dated + PLAIN)))
