@@ -17,9 +17,10 @@ from specjax.checkpoints import dflash
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 GOLDEN = Path(__file__).parent / "golden" / "features"
+SPECFORGE = "dspark_specforge"
 NAMED = {
     "domino": {
-        "architectures": ["DominoDraftModel"],
+        "architectures": ["DominoDraftModel", "DFlashDraftModel"],
         "block_size": 5,
         "dflash_config": {
             "mask_token_id": 23,
@@ -203,6 +204,17 @@ def test_older_names_are_written_otherwise_and_mean_the_same(golden_target, tmp_
             {"is_causal": False, "causal": True},
             "is_causal=False, causal=True",
         ),
+        (SPECFORGE, {"shift_label": False}, "shift_label=false is not supported: .* every place"),
+        (SPECFORGE, {"sample_from_anchor": False}, "sample_from_anchor=false is not supported"),
+        (SPECFORGE, {"projector_type": "dflash"}, "projector_type='dflash'.* is 'dspark'"),
+        (SPECFORGE, {"markov_rank": "5"}, "markov_rank='5': it must be a whole number"),
+        (SPECFORGE, {"markov_head_type": "gru"}, "markov_head_type='gru': accepted are vanilla"),
+        (SPECFORGE, {"enable_confidence_head": "no"}, "enable_confidence_head='no': it must be"),
+        (SPECFORGE, {"confidence_head_alpha": "1"}, "confidence_head_alpha='1': it must be a fin"),
+        (SPECFORGE, {"head_temperature": 2.0}, "head_temperature=2.0 is not understood, and may"),
+        (SPECFORGE, {"markov_rank": None}, "confidence_head_with_markov"),
+        (SPECFORGE, {"draft_vocab_size": 16}, "draft_vocab_size=16: .* whole vocabulary, 24 to"),
+        ("dspark_specforge_rnn", {"markov_rank": 6}, "markov_rank is 5 in the part about blocks"),
     ],
 )
 def test_configs_that_are_not_understood_are_refused(source, own, words, golden_target, tmp_path):
@@ -258,19 +270,96 @@ def test_what_could_not_be_loaded_again_is_not_written(name, golden_target, tmp_
 WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
 
 
-def test_layers_of_dspark_with_a_window_see_whole_blocks(golden_target, tmp_path):
+def test_layers_of_dspark_with_a_window_see_what_their_program_says(golden_target, tmp_path):
     config = json.loads((GOLDEN / "dspark" / "config.json").read_text())
     source = shutil.copytree(GOLDEN / "dspark", tmp_path / "a")
-    own = WINDOWED | {"sliding_window": 100, "is_causal": False}
+    own = WINDOWED | {"sliding_window": 100}
     (source / "config.json").write_text(json.dumps(config | own))
     heads = specjax.load_drafter(source, golden_target)
     assert heads.drafter.config.causal is False
     specjax.save_drafter(heads.drafter, heads.params, tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["is_causal"] is False
     assert specjax.load_drafter(tmp_path / "b", golden_target).drafter == heads.drafter
-    causal = dataclasses.replace(heads.drafter.config, causal=None)
-    other = dataclasses.replace(heads.drafter, config=causal)
-    with pytest.raises(ValueError, match="see whole blocks; this drafter has another causal"):
-        specjax.save_drafter(other, heads.params, tmp_path / "c")
+    for i, causal in enumerate((None, True)):
+        shape = dataclasses.replace(heads.drafter.config, causal=causal)
+        other, at = dataclasses.replace(heads.drafter, config=shape), tmp_path / f"c{i}"
+        if causal:
+            with pytest.raises(ValueError, match="without a window; .* has another causal"):
+                specjax.save_drafter(other, heads.params, at)
+            continue
+        specjax.save_drafter(other, heads.params, at)  # as SpecForge and servers read it
+        written = json.loads((at / "config.json").read_text())
+        assert "is_causal" not in written and written["dflash_config"]["markov_rank"] == 5
+        assert specjax.load_drafter(at, golden_target).drafter == other
+
+
+def test_drafters_of_specforge_have_its_defaults_and_its_older_names(golden_target, tmp_path):
+    wanted = specjax.load_drafter(GOLDEN / SPECFORGE, golden_target)
+    config = wanted.drafter.config
+    assert config.causal is None and config.layers.window == 6 and config.from_root
+
+    def older(name):
+        return f"logit_head.{name}" if name.startswith(("markov_", "confidence_")) else name
+
+    usual = {"enable_confidence_head": None, "markov_head_type": None, "projector_type": None}
+    source = edited(tmp_path / "a", SPECFORGE, usual, rename=older)
+    found = specjax.load_drafter(source, golden_target)
+    assert found.drafter == wanted.drafter
+    for ours, theirs in zip(*map(jax.tree.leaves, (found.params, wanted.params)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    bare = {"markov_rank": 0, "enable_confidence_head": False, "confidence_head_with_markov": False}
+    source = edited(tmp_path / "b", SPECFORGE, bare)
+    kept = load_file(source / "model.safetensors")
+    kept = {n: x for n, x in kept.items() if not n.startswith(("markov_", "confidence_"))}
+    save_file(kept, source / "model.safetensors")
+    found = specjax.load_drafter(source, golden_target)
+    assert type(found.drafter).__name__ == "BlockDrafter" and found.drafter.config.from_root
+    specjax.save_drafter(found.drafter, found.params, tmp_path / "c", format="dspark")
+    assert specjax.load_drafter(tmp_path / "c", golden_target).drafter == found.drafter
+
+
+@pytest.mark.parametrize("name", ["dflash", "domino", "dspark"])
+def test_the_size_of_the_whole_vocabulary_that_specforge_writes_is_read(
+    name, golden_target, tmp_path
+):
+    source = shutil.copytree(GOLDEN / name, tmp_path / "a")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"draft_vocab_size": 24}))
+    found = specjax.load_drafter(source, golden_target).drafter
+    assert found == specjax.load_drafter(GOLDEN / name, golden_target).drafter
+    (source / "config.json").write_text(json.dumps(config | {"draft_vocab_size": 16}))
+    with pytest.raises(ValueError, match="draft_vocab_size=16: in this layout drafters are over"):
+        specjax.load_drafter(source, golden_target)
+
+
+@pytest.mark.parametrize("bias", ["qkv_bias", "mlp_bias"])
+@pytest.mark.parametrize("name", ["dflash", "dspark", "domino", "dflash_speculators"])
+def test_biases_that_readers_would_leave_out_are_not_written(name, bias, golden_target, tmp_path):
+    heads = specjax.load_drafter(GOLDEN / name, golden_target)
+    layers = dataclasses.replace(heads.drafter.config.layers, **{bias: True})
+    shape = dataclasses.replace(heads.drafter.config, layers=layers)
+    given = dict(format="block-speculators") if name == "dflash_speculators" else {}
+    with pytest.raises(ValueError, match=f"layers.{bias}=True, layers.o_bias=False: its readers"):
+        drafter = dataclasses.replace(heads.drafter, config=shape)
+        specjax.save_drafter(drafter, heads.params, tmp_path, **given)
+
+
+def test_vllm_is_told_of_speculators_layers_whether_places_see_whole_blocks(
+    golden_target, tmp_path
+):
+    heads = specjax.load_drafter(GOLDEN / "dflash_speculators_window", golden_target)
+    local = heads.drafter.config.layers
+    full = dataclasses.replace(local, window=None, local_layers=None)
+    cases = ((local, None, False), (local, False, True), (full, None, True))
+    for i, (layers, causal, key) in enumerate(cases):
+        shape = dataclasses.replace(heads.drafter.config, layers=layers, causal=causal)
+        drafter, at = dataclasses.replace(heads.drafter, config=shape), tmp_path / str(i)
+        specjax.save_drafter(drafter, heads.params, at, format="block-speculators")
+        written = json.loads((at / "config.json").read_text())
+        assert written["sliding_window_non_causal"] is key
+        inner = written["transformer_layer_config"]
+        assert inner.get("is_causal") is (False if causal is False else None)
+        assert specjax.load_drafter(at, golden_target).drafter == drafter
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ SPECULATORS = (
 )
 TRAINED = ("speculators", "speculators_norms", "peagle")  # speculators' EAGLE-3 and P-EAGLE
 SPARKS = ("dspark", "dspark_gated", "dspark_rnn", "dspark_bare")
+SPARKS += ("dspark_specforge", "dspark_specforge_rnn")
 
 CLOSE = {  # where float32 itself is not closer: a cosine of short vectors, times 8; convolutions
     # with random kernels, for which the authors' code differs by 1e-4 in float32 and float64; heads

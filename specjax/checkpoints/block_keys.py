@@ -135,7 +135,7 @@ def check_known(config: Mapping, own: Mapping, known: set[str], projectors, part
         )
     check_part(part, own, {*READ, *known}, ONLY)
     check_outside(config, known={*known, *OUTSIDE_READ})
-    check_flat(config, {part, *READ, *ONLY, *OUTSIDE, *known, *TARGETS})
+    check_flat(config, {part, "draft_vocab_size", *READ, *ONLY, *OUTSIDE, *known, *TARGETS})
 
 
 def check_outside(
@@ -151,6 +151,18 @@ def check_outside(
                 f"config.json: {key}={value!r} is not read there in this layout; accepted: "
                 f"{', '.join(map(repr, accepted))}; {where}"
             )
+
+
+def check_whole_vocab(config: Mapping, vocab_size: int) -> None:
+    """Raises ValueError for a ``draft_vocab_size`` in a layout that has no map of a part of the
+    vocabulary; SpecForge's export writes the whole size into every config."""
+    few = config.get("draft_vocab_size")
+    if few not in (None, vocab_size):
+        raise ValueError(
+            f"draft_vocab_size={few!r}: in this layout drafters are over the target's whole "
+            f"vocabulary, {vocab_size} tokens; over a part of it they are read in speculators' "
+            "layout, with d2t"
+        )
 
 
 def check_scales(config: Mapping, own: Mapping, target) -> None:

@@ -112,11 +112,7 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
             f"format='block-speculators' has no {type(drafter).__name__}; it holds "
             f"{', '.join(KINDS)}: take {drafter.name!r}"
         )
-    if not shape.layers.qk_norm or shape.layers.qkv_bias != shape.layers.o_bias:
-        raise ValueError(
-            "format='block-speculators': its layers norm queries and keys, and one key, "
-            "attention_bias, is for the biases of all projections; those of this drafter differ"
-        )
+    dflash.check_layers(shape, "block-speculators")
     if shape.causal:
         raise ValueError(
             "format='block-speculators': causal=True: only places of layers with a window can be "
@@ -130,7 +126,8 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
         "block_size": shape.block_size,
         "mask_token_id": shape.mask_token,
         "aux_hidden_state_layer_ids": [*shape.target_layers],
-        "sliding_window_non_causal": shape.causal is False,
+        # vLLM takes false for all layers, those without a window too
+        "sliding_window_non_causal": shape.causal is False or shape.layers.window is None,
         "sample_from_anchor": shape.from_root,
         "target_hidden_size": None,
         "tie_word_embeddings": False,
@@ -138,6 +135,8 @@ def save(drafter: BlockDrafter, params, target=None) -> tuple[dict, dict]:
     dflash.check_read_once(shape, "block-speculators")
     inner = layer_hf(shape.layers)
     inner.setdefault("layer_types", ["full_attention"] * shape.layers.num_layers)
+    if shape.layers.window is not None and shape.causal is False:
+        inner["is_causal"] = False  # vLLM does not read the other key in files of DSpark
     config["transformer_layer_config"] = inner
     config |= dspark.own_entry(drafter)
     named = dflash.names(shape) | _names(shape)
@@ -185,6 +184,7 @@ def _block(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
             "draft is accepted"
         )
     both_ways = flags_of(config, sliding_window_non_causal=kind in BOTH_WAYS)
+    sees_all = both_ways["sliding_window_non_causal"] and layers.window is not None
     few: Any = config.get("draft_vocab_size")
     if few is None:  # the file knows better than the package's default, 32,000
         few = len(tensors["d2t"]) if "d2t" in tensors else layers.vocab_size
@@ -193,7 +193,7 @@ def _block(config: Mapping, tensors: Mapping, target) -> dict[str, Any]:
         layers=layers,
         target_layers=_states(config, target),
         from_root=bool(from_root),
-        causal=False if both_ways["sliding_window_non_causal"] else None,
+        causal=False if sees_all else None,
         draft_vocab_size=None if few == layers.vocab_size else few,
     )
 

@@ -54,22 +54,27 @@ TABLES = {"embed_tokens.weight": embedding_table, LM_HEAD: head_table}
 KEYS = {"mask_token_id": "mask_token"}  # whose attribute has another name
 MASK = "mask_embedding.pt"  # vLLM's name
 HEADS = ("candidate_selector.", "prefix_gru.", "logit_head.", "xpress_head.", "lilicorr.")
-_DSPARKS = ("markov_head.", "confidence_head.")
+DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel")  # classes, of DeepSpec and servers, of SpecForge
+_DSPARKS = tuple(
+    old + head for old in ("", "logit_head.") for head in ("markov_head.", "confidence_head.")
+)
 _UNUSED = "rotary_emb.inv_freq"
 
 
 def matches(config: Mapping, names: set[str]) -> bool:
     heads = any(name.startswith(HEADS) for name in names)  # of other drafters' layouts
-    return "dflash_config" in config and {"fc.weight", "hidden_norm.weight"} <= names and not heads
+    others = heads or is_dspark(config, names)
+    return "dflash_config" in config and {"fc.weight", "hidden_norm.weight"} <= names and not others
+
+
+def is_dspark(config: Mapping, names: set[str]) -> bool:
+    """Whether a file with a ``dflash_config`` holds a DSpark drafter: it has heads of one, or names
+    its class, which need not have them."""
+    named = {*DSPARK} & {*(config.get("architectures") or ())}
+    return bool(named) or any(name.startswith(_DSPARKS) for name in names)
 
 
 def load(config: Mapping, tensors: Mapping, target):
-    if wrong := [name for name in tensors if name.startswith(_DSPARKS)]:
-        raise ValueError(
-            f"{wrong[0]}: heads of DSpark are read from files of DeepSpec, whose config is flat, "
-            "and of speculators; beside a dflash_config programs do not agree on which token the "
-            "root's place says: convert the file with the program that trained the drafter"
-        )
     said = shape_of(config, tensors, target)
     with file_keys(KEYS):
         shape = BlockConfig(**said)
@@ -112,6 +117,7 @@ def shape_of(
         )
     ids = block_keys.in_either(config, own, "target_layer_ids")
     layers, said = layers_of(config, own, tensors, target)
+    block_keys.check_whole_vocab(config, layers.vocab_size)
     if ids is None:
         ids = usual_ids(count, layers.num_layers)
         check_ids(sorted({*ids}), target, least=0)  # there may be fewer than that
@@ -151,7 +157,7 @@ def layers_of(
     block_keys.check_scales(config, own, target)
     own_names = [name for name in tensors if name.startswith("layers.")]
     usual = dict(model_type="qwen3", vocab_size=target.target.vocab_size)
-    given = dict(config)
+    given = dict(config) | {"is_causal": None}  # of blocks, for which each layout reads it itself
     if flags_of(own, use_swa=False)["use_swa"] and not config.get("use_sliding_window"):
         given.pop("layer_types", None)  # `_attention` reads the window
     layers = layer_config(given, own_names, typed=typed, **usual)
@@ -220,8 +226,7 @@ def config_of(drafter: BlockDrafter, layout: str, *, can_draft_from_root: bool =
       ValueError: the form cannot express the drafter.
     """
     shape = drafter.config
-    if not shape.layers.qk_norm:
-        raise ValueError(f"format={layout!r}: its layers norm queries and keys, these do not")
+    check_layers(shape, layout)
     check_vocab(drafter, layout)
     check_read_once(shape, layout)
     if shape.from_root and not can_draft_from_root:
@@ -248,6 +253,20 @@ def config_of(drafter: BlockDrafter, layout: str, *, can_draft_from_root: bool =
         config["is_causal"] = own["causal"] = own["causal_head"] = shape.causal
     config.setdefault("layer_types", ["full_attention"] * shape.layers.num_layers)
     return config
+
+
+def check_layers(shape: BlockConfig, layout: str) -> None:
+    """Raises ``ValueError`` for layers of which a reader would leave out norms or biases, some
+    without a word."""
+    layers = shape.layers
+    wrong = {"qk_norm": not layers.qk_norm, "mlp_bias": layers.mlp_bias}
+    wrong["qkv_bias"] = layers.qkv_bias != layers.o_bias
+    if named := [f"layers.{key}={getattr(layers, key)}" for key, is_so in wrong.items() if is_so]:
+        raise ValueError(
+            f"format={layout!r}: {', '.join(named)}, layers.o_bias={layers.o_bias}: its readers "
+            "norm queries and keys, have one key, attention_bias, for the biases of all "
+            "projections of attention, and leave out those of MLPs; a bias of zeros changes nothing"
+        )
 
 
 def check_vocab(drafter: BlockDrafter, layout: str) -> None:

@@ -54,7 +54,7 @@ def load(config: Mapping, tensors: Mapping, target):
 def save(drafter: Domino, params, target=None) -> tuple[dict, dict]:
     config = dflash.config_of(drafter, "domino", can_draft_from_root=True)
     shape = drafter.config
-    config["architectures"] = [ARCHITECTURE]
+    config["architectures"] = [ARCHITECTURE, *config["architectures"]]  # SGLang knows the latter
     config["dflash_config"] |= {key: vars(shape)[name] for key, name in KEYS.items()}
     config["dflash_config"] |= {"projector_type": "domino", "shift_label": shape.from_root}
     return config, tensors_of(params, dflash.names(shape) | names())
