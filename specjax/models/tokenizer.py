@@ -1,8 +1,8 @@
 """Text to token ids and back, with one small interface for all tokenizers.
 
 A tokenizer that ``tokenizer.json`` describes completely is read by the light library
-``tokenizers``. Tokenizers with a class of their own or a chat template are read by transformers,
-whose import is slow.
+``tokenizers``. Tokenizers with a class of their own, a chat template or tokens that other files add
+are read by transformers, whose import is slow.
 """
 
 from __future__ import annotations
@@ -298,6 +298,7 @@ _NO_TEMPLATE = (
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that add nothing
 _CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+_ADDED = "added_tokens.json"  # of older programs: token -> id
 _FILES = ("tokenizer.json", _CONFIG, "tokenizer.model", "vocab.json")  # one of them is enough
 _ACCEPTED = (
     "a tokenizers.Tokenizer, a tokenizer of transformers, or an object with encode, decode and "
@@ -319,7 +320,10 @@ def load_tokenizer(folder: str | os.PathLike, eos_ids: Iterable[int] = ()) -> To
     file = folder / "tokenizer.json"
     config = read_json(folder, _CONFIG) if (folder / _CONFIG).is_file() else {}
     if file.is_file() and _says_everything(folder, config):
-        return _read_light(file, config, eos_ids)
+        light = _read_light(file, config, eos_ids)
+        known = {token.content for token in light.backend.get_added_tokens_decoder().values()}
+        if known.issuperset(_further_tokens(folder, config)):
+            return light
     if not holds_tokenizer(folder):
         raise FileNotFoundError(
             f"{folder} has no tokenizer: neither {' nor '.join(_FILES)} "
@@ -343,6 +347,17 @@ def _says_everything(folder: Path, config: Mapping[str, object]) -> bool:
     """Whether ``tokenizer.json`` alone defines the tokenizer of a folder."""
     templates = "chat_template" in config or (folder / _TEMPLATE).is_file()
     return config.get("tokenizer_class", _GENERIC[0]) in _GENERIC and not templates
+
+
+def _further_tokens(folder: Path, config: Mapping[str, object]) -> list[str]:
+    """The tokens that other files add, or say to be special; ``tokenizer.json`` mostly has them."""
+    added = read_json(folder, _ADDED) if (folder / _ADDED).is_file() else {}
+    listed = config.get("added_tokens_decoder")
+    tokens = [*added, *(listed.values() if isinstance(listed, Mapping) else ())]
+    special = config.get("additional_special_tokens")
+    tokens += special if isinstance(special, list) else []
+    tokens = [token.get("content") if isinstance(token, Mapping) else token for token in tokens]
+    return [token for token in tokens if isinstance(token, str)]
 
 
 def _read_light(file: Path, config: Mapping[str, object], eos_ids: Iterable[int]) -> FileTokenizer:

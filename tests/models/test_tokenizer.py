@@ -1,5 +1,6 @@
 """Text to ids and back, and text that is printed while it comes."""
 
+import json
 import random
 
 import pytest
@@ -89,6 +90,25 @@ def test_both_libraries_agree_on_one_file(transformers_folder, tmp_path):
     assert ours.fingerprint == theirs.fingerprint
     assert ours.eos_ids == theirs.eos_ids == (0,)
     assert ours.added == theirs.added
+
+
+@pytest.mark.parametrize("where", ["added_tokens_decoder", "additional_special_tokens", "file"])
+def test_tokens_that_other_files_add_are_tokens(where, tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    assert isinstance(load_tokenizer(tmp_path), FileTokenizer)
+    new = tokenizer.vocab_size
+    config = tmp_path / "tokenizer_config.json"
+    said = json.loads(config.read_text())
+    if where == "file":
+        (tmp_path / "added_tokens.json").write_text(json.dumps({"<new>": new}))
+    elif where == "added_tokens_decoder":
+        said[where] = {str(new): {"content": "<new>", "special": True}}
+    else:
+        said[where] = ["<new>"]
+    config.write_text(json.dumps(said))
+    found = load_tokenizer(tmp_path)
+    assert found.encode("x <new>") == [*tokenizer.encode("x "), new]
+    assert new in found.added
 
 
 def test_a_saved_tokenizer_is_the_same_again(transformers_folder, tokenizer, tmp_path):
