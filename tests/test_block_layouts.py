@@ -332,6 +332,20 @@ def test_the_size_of_the_whole_vocabulary_that_specforge_writes_is_read(
         specjax.load_drafter(source, golden_target)
 
 
+def test_programs_that_take_the_raw_head_are_told_of_the_targets_cap(golden_target, tmp_path):
+    heads = specjax.load_drafter(GOLDEN / "dflash2", golden_target)
+    shape = dataclasses.replace(golden_target.target.config, logit_softcap=30.0)
+    capped = dataclasses.replace(golden_target.target, config=shape)
+    drafter = dataclasses.replace(heads.drafter, target=capped)
+    specjax.save_drafter(drafter, heads.params, tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())["dflash_config"]
+    assert written["final_logit_softcapping"] == 30
+    with pytest.raises(ValueError, match="final_logit_softcapping=30.0: .* whose cap is None"):
+        specjax.load_drafter(tmp_path, golden_target)
+    own = dataclasses.replace(golden_target, target=capped)
+    assert specjax.load_drafter(tmp_path, own).drafter == drafter
+
+
 @pytest.mark.parametrize("bias", ["qkv_bias", "mlp_bias"])
 @pytest.mark.parametrize("name", ["dflash", "dspark", "domino", "dflash_speculators"])
 def test_biases_that_readers_would_leave_out_are_not_written(name, bias, golden_target, tmp_path):

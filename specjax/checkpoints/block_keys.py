@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..models.config import DecoderConfig
+from ..types import HeadTarget
 from .flat_keys import TARGETS, check_flat, check_part
 from .weights import flags_of
 
+CAP = "final_logit_softcapping"
 LABELS = {"shift_label": None, "sample_from_anchor": None}  # two names of ``from_root``
 PROJECTORS = ("dflash",)  # ``projector_type`` of SpecForge's files
 READ = (  # keys of ``dflash_config``
@@ -22,7 +24,7 @@ READ = (  # keys of ``dflash_config``
     "block_size",
     "causal",
     "causal_head",
-    "final_logit_softcapping",
+    CAP,
     "input_embedding_scale",
     "mask_token_id",
     "output_multiplier",
@@ -44,7 +46,7 @@ OUTSIDE = ONLY | {  # keys that have a meaning beside ``dflash_config`` in other
     "attention_sink_bias": (False,),
     "causal": (False,),
     "causal_head": (False,),
-    "final_logit_softcapping": (0,),
+    CAP: (0,),
     "input_embedding_scale": (1,),
     "is_causal": (False,),
     "output_multiplier": (1,),
@@ -54,7 +56,7 @@ OUTSIDE = ONLY | {  # keys that have a meaning beside ``dflash_config`` in other
 OUTSIDE_READ = (  # those that ``shape_of`` reads there
     "add_swa_attention_sink_bias",
     "attention_sink_bias",
-    "final_logit_softcapping",
+    CAP,
     "input_embedding_scale",
     "is_causal",
     "output_multiplier",
@@ -174,9 +176,12 @@ def check_scales(config: Mapping, own: Mapping, target) -> None:
         value = in_either(config, own, key)
         if value not in (None, 1):
             raise ValueError(f"{key}={value!r}: only 1 is supported, the target's own tables")
-    key = "final_logit_softcapping"
-    cap = in_either(config, own, key) or None
-    shape = target.config_if_any
-    theirs = shape.logit_softcap if isinstance(shape, DecoderConfig) else None
+    cap, theirs = in_either(config, own, CAP) or None, cap_of(target.target)
     if cap is not None and cap != theirs:
-        raise ValueError(f"{key}={cap!r}: logits are capped as the target's, whose cap is {theirs}")
+        raise ValueError(f"{CAP}={cap!r}: logits are capped as the target's, whose cap is {theirs}")
+
+
+def cap_of(target: HeadTarget) -> float | None:
+    """The number by which a target caps its logits; None: it does not."""
+    shape = getattr(target, "config", None)
+    return shape.logit_softcap if isinstance(shape, DecoderConfig) else None

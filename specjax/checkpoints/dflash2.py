@@ -61,6 +61,8 @@ def save(drafter: DFlash2, params, target=None) -> tuple[dict, dict]:
     config, shape = dflash.config_of(drafter, "dflash2"), drafter.config
     config["architectures"] = [ARCHITECTURE]
     config["dflash_config"] |= {key: getattr(shape, name) for key, name in KEYS.items()}
+    if cap := block_keys.cap_of(drafter.target):  # the selector adds its scores to capped logits
+        config["dflash_config"][block_keys.CAP] = cap
     return config, tensors_of(params, dflash.names(shape) | head_names(shape))
 
 
