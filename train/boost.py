@@ -162,9 +162,8 @@ def run(config: BoostConfig, *, dry_run: bool = False) -> None:
     shape = one.model.decoder(teacher.config.vocab_size, end_of_text)
     pair = distill.Pair(shape, teacher.config, end_of_text)
     sets = {"": data.heldout_batches(heldout, one.data)}
-    for path in one.eval_samples:
-        written = samples.read(path, samples.fingerprints(teacher, vocabulary), shape.vocab_size)
-        sets[f"{Path(path).stem}/"] = written.batches(one.data.batch)
+    of = samples.fingerprints(teacher, vocabulary)
+    sets |= samples.heldout_batches(one.eval_samples, of, shape.vocab_size, one.data)
     evaluate = make_evaluate(make_measure(pair, one.chunk), sets)
     prompts = decoding.prompt_sets(teacher, heldout, one.decoding, end_of_text)
     folder, trained, rows = Path(one.run.folder), [], []

@@ -366,9 +366,8 @@ def teach(
     teacher, vocabulary = lesson.teacher, lesson.vocabulary
     pair = Pair(shape, teacher.config, lesson.end_of_text)
     sets = {"": data.heldout_batches(lesson.heldout, config.data)}
-    for path in config.eval_samples:
-        own = samples.read(path, samples.fingerprints(teacher, vocabulary), shape.vocab_size)
-        sets[f"{Path(path).stem}/"] = own.batches(config.data.batch)
+    of = samples.fingerprints(teacher, vocabulary)
+    sets |= samples.heldout_batches(config.eval_samples, of, shape.vocab_size, config.data)
     cheap = make_evaluate(make_measure(pair, chunk=config.chunk), sets)
     prompts = decoding.prompt_sets(teacher, lesson.heldout, config.decoding, lesson.end_of_text)
     own = CausalLM(shape, axis=None)  # each device of a mesh holds the whole draft model

@@ -148,9 +148,7 @@ def make_setting(
         own = own if rows else "none by the target (the recipe `regenerate` has it write)"
         print(f"text          {len(stream):,} tokens of corpus, {own}")
     sets = {"": data.heldout_batches(heldout, config.data)}
-    for path in config.eval_samples:
-        rows = samples.read(path, written_by, known)
-        sets[f"{Path(path).stem}/"] = rows.batches(config.data.batch)
+    sets |= samples.heldout_batches(config.eval_samples, written_by, known, config.data)
     print(f"held out      {len(heldout):,} tokens")
     prompts = decoding.prompt_sets(lm, heldout, config.decoding, end_of_text)
     frequencies = vocabulary_map.frequencies(texts, shares, known)

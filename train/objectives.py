@@ -141,12 +141,12 @@ def prepared(config: ObjectivesConfig):
     shape = common.model.decoder(known, end_of_text)
     pair = distill.Pair(shape, teacher.config, end_of_text)
     states = jax.jit(pair.teacher_states)  # for the rows to measure on, computed once
+    read = samples.heldout_batches(common.eval_samples, of, known, common.data)
     sets = {
-        f"{Path(path).stem}/": [
-            (tokens, weight, states(teacher.params, tokens[:, :-1]))
-            for tokens, weight in samples.read(path, of, known).batches(common.data.batch)
+        prefix: [
+            (tokens, weight, states(teacher.params, tokens[:, :-1])) for tokens, weight in batches
         ]
-        for path in common.eval_samples
+        for prefix, batches in read.items()
     }
     evaluate = make_evaluate(distill.make_measure(pair, chunk=common.chunk), sets)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from . import sharded, sources, tokenizer
-from .config import ConfigError
+from .config import ConfigError, DataConfig
 from .request import REQUEST
 
 RECORD = "record"  # the array of a file that holds its record as JSON
@@ -137,6 +137,36 @@ def read(path: str, of: Mapping | None = None, vocab_size: int | None = None) ->
             "anew, all with the same"
         )
     return Samples(**{name: interleaved([part[name] for part in parts]) for name in parts[0]})
+
+
+def heldout_batches(
+    paths: Sequence[str], of: Mapping, vocab_size: int, config: DataConfig
+) -> dict[str, list[tuple]]:
+    """Reads the files of ``eval_samples``.
+
+    Args:
+      paths: the files, or their names without the numbers of shards.
+      of, vocab_size: see ``read``.
+      config: the section ``data`` of the configuration.
+
+    Returns:
+      the batches of each file, see ``Samples.batches``, by the prefix of its measures.
+
+    Raises:
+      ConfigError: a file cannot be read, see ``read``, or has rows of another length.
+    """
+    sets = {}
+    for path in paths:
+        rows = read(path, of, vocab_size)
+        length = rows.tokens.shape[1] - 1
+        if length != config.length:
+            raise ConfigError(
+                f"eval_samples: {path!r} holds rows of {length} tokens, data.length="
+                f"{config.length}: give that length, or have the recipe `regenerate` write rows of "
+                "this one"
+            )
+        sets[f"{Path(path).stem}/"] = rows.batches(config.batch)
+    return sets
 
 
 def interleaved(parts: Sequence[np.ndarray]) -> np.ndarray:

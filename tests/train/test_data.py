@@ -20,6 +20,7 @@ from specjax.train import (
     pairs,
     pretrain,
     prompts,
+    samples,
     tokenizer,
 )
 from specjax.train.config import ConfigError, DataConfig
@@ -323,6 +324,16 @@ def test_every_row_is_measured_once_whatever_the_batch(size):
     assert {own.shape[0] for batch in batches for own in batch} == {size}
     counted = sum(np.bincount(t[:, 0], w.sum(1), minlength=3) for t, w in batches)
     np.testing.assert_array_equal(counted, [3, 3, 3])
+
+
+def test_rows_to_measure_on_have_the_length_of_those_to_train_on(tmp_path):
+    held = Samples(np.zeros((3, 10), np.int32), start=np.full(3, 1), stop=np.full(3, 4))
+    samples.write(tmp_path / "greedy.npz", held, {})
+    given = [str(tmp_path / "greedy.npz")], {}, 8
+    sets = samples.heldout_batches(*given, DataConfig(length=9, batch=2))
+    assert [len(batches) for batches in sets.values()] == [2] and list(sets) == ["greedy/"]
+    with pytest.raises(ConfigError, match=r"eval_samples: .*/greedy.npz' holds rows of 9 tokens"):
+        samples.heldout_batches(*given, DataConfig(length=8, batch=2))
 
 
 def test_prompts_for_the_target_never_cross_documents():

@@ -141,6 +141,9 @@ def test_features_of_another_target_tokenizer_version_or_length_are_refused(plac
             features.read(folder, of | {name: "another"}, 24, [1])
     with pytest.raises(config.ConfigError, match="rows of 24 tokens, data.length=32"):
         setting_of(place, heads.HeadsConfig, stored, "data.length=32")
+    own = f'eval_samples=["{place.root / "samples.npz"}"]'
+    with pytest.raises(config.ConfigError, match="eval_samples: .* of 24 tokens, data.length=32"):
+        setting_of(place, heads.HeadsConfig, own, "data.length=32")
     with pytest.raises(config.ConfigError, match="run the recipe `features` first"):
         setting_of(place, heads.HeadsConfig, "features=nowhere")
     with pytest.raises(
