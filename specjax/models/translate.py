@@ -210,7 +210,7 @@ def _text_part(hf: Mapping[str, object]) -> Mapping[str, object]:
     inner = hf.get("text_config")
     if hf.get("model_type") != "gemma3" or not isinstance(inner, Mapping):
         return hf
-    outer = ("eos_token_id", "bos_token_id", "quantization_config")
+    outer = ("eos_token_id", "bos_token_id", "quantization_config", "tie_word_embeddings")
     kept = {key: hf[key] for key in outer if hf.get(key) is not None}
     return {**inner, **kept, "model_type": "gemma3_text"}
 

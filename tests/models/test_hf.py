@@ -223,6 +223,9 @@ def test_the_text_part_of_a_model_that_also_sees_images_is_read_alone(tmp_path):
     whole["multi_modal_projector.mm_soft_emb_norm.weight"] = np.ones(4, np.float32)
     save_file(whole, tmp_path / WEIGHTS)
     config = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
+    untied = config | {"tie_word_embeddings": False}  # of both, that of the larger model counts
+    (tmp_path / "config.json").write_text(json.dumps(untied))
+    assert not load_config(tmp_path).tie_embeddings
     (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": [1, 5]}))
     config = load_config(tmp_path)
     expected = load_config(GOLDEN / "gemma3")
