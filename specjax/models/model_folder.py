@@ -15,6 +15,8 @@ _EMBEDDED = Path(__file__).parent / "embedded"
 EMBEDDED = {"embedded": _EMBEDDED / "target", "embedded-draft": _EMBEDDED / "draft"}
 _HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+# files in subfolders, and Mistral's own beside the shards, are other formats of the same weights
+_HUB_OTHERS = ["*/*", "consolidated*"]
 _CHUNK = 1 << 20  # bytes
 
 
@@ -64,10 +66,9 @@ def _download(name: str, revision: str | None, files: Sequence[str]) -> Path:
 
     at = f"{name} (revision {revision})" if revision else name
     try:
-        # files in subfolders are other formats of the same weights
         return Path(
             huggingface_hub.snapshot_download(
-                name, revision=revision, allow_patterns=[*files], ignore_patterns=["*/*"]
+                name, revision=revision, allow_patterns=[*files], ignore_patterns=_HUB_OTHERS
             )
         )
     except errors.GatedRepoError:
