@@ -59,13 +59,34 @@ class MTPHeadsTrainingConfig(joint.JointConfig):
 
 
 Config = MTPHeadsTrainingConfig
+# what a layer computes beyond its weights, as ``layer_config`` leaves it at its default
+UNWEIGHTED = ("norm", "norm_plus_one", "parallel_residual", "gated_mlp", "rotary_fraction")
+UNWEIGHTED += ("rope_interleaved", "query_scalar", "score_softcap")
 
 
 def check_target(config: MTPHeadsTrainingConfig, target: DecoderConfig) -> None:
     """Raises ConfigError for a target whose last layer heads cannot begin as copies of."""
-    if config.copied:
-        reason = "with copied=true the heads begin as copies of the target's last layer"
-        check_rotation(config.teacher, target, reason, "give copied=false")
+    if not config.copied:
+        return
+    reason = "with copied=true the heads begin as copies of the target's last layer"
+    check_rotation(config.teacher, target, reason, "give copied=false")
+    head, last = layer_config(target, config.intermediate_size), target.num_layers - 1
+    wrong = {name: getattr(target, name) for name in UNWEIGHTED}
+    wrong = {name: value for name, value in wrong.items() if value != getattr(head, name)}
+    if wrong.get("query_scalar") == target.head_dim:  # as by default
+        wrong.pop("query_scalar")
+    if target.is_local(last):
+        if target.local_rope_theta not in (None, target.rope_theta):
+            wrong["local_rope_theta"] = target.local_rope_theta
+        if target.window < config.data.length:
+            wrong["window"] = target.window
+    if wrong:
+        found = ", ".join(f"{name}={value}" for name, value in wrong.items())
+        raise ConfigError(
+            f"copied=true: the last layer of teacher={config.teacher!r} computes something else "
+            f"with its weights than a head, which is a plain Llama layer: it has {found}; give "
+            "copied=false"
+        )
 
 
 def make_heads(config: MTPHeadsTrainingConfig, setting: frozen.Setting) -> Heads:

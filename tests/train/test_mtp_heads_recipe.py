@@ -188,5 +188,16 @@ def test_what_cannot_be_trained_is_refused(place):
     made, setting = setting_of(place, "intermediate_size=12")
     with pytest.raises(config.ConfigError, match="give copied=false"):
         mtp_heads.make_heads(made, setting)
+    shape = setting.lm.config
+    for changes, words in (
+        (dict(rotary_fraction=0.5), "has rotary_fraction=0.5; give copied=false"),
+        (dict(norm_plus_one=True, window=16), "has norm_plus_one=True, window=16;"),
+        (dict(query_scalar=2.0, score_softcap=9.0), "has query_scalar=2.0, score_softcap=9.0;"),
+        (dict(window=24, local_rope_theta=99.0), "has local_rope_theta=99.0;"),
+    ):
+        with pytest.raises(config.ConfigError, match=words):
+            mtp_heads.check_target(made, dataclasses.replace(shape, **changes))
+    same = dict(window=24, local_rope_theta=shape.rope_theta, query_scalar=float(shape.head_dim))
+    mtp_heads.check_target(made, dataclasses.replace(shape, **same))  # over rows of 24 tokens
     fresh = mtp_heads.make_heads(dataclasses.replace(made, copied=False), setting)
     assert fresh.drafter.config.layers.intermediate_size == 12
