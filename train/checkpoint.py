@@ -43,6 +43,7 @@ class NotWritten(OSError):
     """The disk is full; earlier checkpoints are whole."""
 
 
+_HELD: set[Path] = set()  # the folders that this process holds, see ``alone``
 WAYS_OUT = "give another run.folder, or remove that one to start afresh"
 
 
@@ -68,17 +69,21 @@ def recorded(folder: Path, way_out: str = WAYS_OUT) -> dict:
 
 @contextlib.contextmanager
 def alone(folder: Path):
-    """A context in which no other run trains in a folder, which is made if it is not there.
+    """A context in which no other process trains in a folder, which is made if it is not there.
 
-    The system ends the lock with the process. Where the disk has no locks, and where several
-    processes train together, nothing is checked.
+    A context within another of the same folder changes nothing, so that a command holds the folder
+    from before the first step until what it trained is exported. A folder that was made, and into
+    which nothing was written, is removed. The system ends the lock with the process. Where the
+    disk has no locks, and where several processes train together, nothing is checked.
 
     Raises:
-      ConfigError: another run trains there.
+      ConfigError: another process trains there.
     """
-    if fcntl is None or jax.process_count() > 1:
+    place = folder.resolve()
+    if fcntl is None or jax.process_count() > 1 or place in _HELD:
         yield
         return
+    missing = [path for path in (place, *place.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
@@ -91,7 +96,17 @@ def alone(folder: Path):
                     f"run.folder={folder}: another run is training there; wait for it, stop it, "
                     "or give another run.folder"
                 ) from None
+        for path in reversed(missing):
+            stack.callback(_remove_empty, path)
+        _HELD.add(place)
+        stack.callback(_HELD.discard, place)
         yield
+
+
+def _remove_empty(folder: Path) -> None:
+    """Removes a folder if it is empty."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def check_config(folder: Path, flat: dict) -> None:

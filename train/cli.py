@@ -117,7 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 outlook.note("reading the models and the text")
             elif _is_done(recipe, settings):
                 return 0
-            recipe.run(settings, dry_run=arguments.dry_run)
+            with _alone(settings, arguments.dry_run):
+                recipe.run(settings, dry_run=arguments.dry_run)
     except (config.ConfigError, FileNotFoundError, Diverged, NotWritten, ConnectionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, config.ConfigError | FileNotFoundError) else 1
@@ -213,6 +214,25 @@ def _is_done(recipe: ModuleType, settings) -> bool:
     return True
 
 
+def _run_folder(settings) -> dict[str, Path]:
+    """The folder of a run by the name of its field; empty for recipes with an ``output``."""
+    inner = getattr(settings, "distill", settings)
+    if hasattr(settings, "output") or not hasattr(inner, "run"):
+        return {}
+    return {"run.folder" if inner is settings else "distill.run.folder": Path(inner.run.folder)}
+
+
+@contextlib.contextmanager
+def _alone(settings, dry_run: bool):
+    """A context in which no other process writes to the folder of a run, exports included."""
+    from . import checkpoint
+
+    with contextlib.ExitStack() as stack:
+        for folder in () if dry_run else _run_folder(settings).values():
+            stack.enter_context(checkpoint.alone(folder))
+        yield
+
+
 def check_folders(settings) -> None:
     """Raises ConfigError where a folder that the recipe will write to cannot be made.
 
@@ -221,14 +241,10 @@ def check_folders(settings) -> None:
     """
     from .config import ConfigError
 
-    inner = getattr(settings, "distill", settings)
-    folders = {}
+    folders = _run_folder(settings)
     if hasattr(settings, "output"):
         folders["output"] = Path(settings.output).parent
-    elif hasattr(inner, "run"):
-        folders["run.folder" if inner is settings else "distill.run.folder"] = inner.run.folder
     for field, folder in folders.items():
-        folder = Path(folder)
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import json
+import os
 import resource
 import shutil
 import signal
@@ -17,7 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from recipe_tables import model_table
-from specjax.train import checkpoint, config, evaluate, loop, metrics, pretrain, report
+from specjax.train import (
+    checkpoint,
+    cli,
+    config,
+    corpus,
+    evaluate,
+    loop,
+    metrics,
+    pretrain,
+    report,
+)
 
 TINY = f"""
 {model_table()}
@@ -163,11 +175,42 @@ def test_nan_stops_the_run_names_the_step_and_keeps_the_last_good_checkpoint(tmp
     np.testing.assert_array_equal(next(task.batches)[0], [64, 65, 66, 67])
 
 
+@contextlib.contextmanager
+def locked(folder):
+    """A context in which a folder is locked as another process would lock it."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(lock)
+
+
+def test_a_command_holds_its_folder_also_while_it_exports(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "runs" / "one"
+    words = ["corpus", f"run.folder={folder}"]
+
+    def run(config, *, dry_run):
+        with pytest.raises(BlockingIOError), locked(folder):
+            pass
+        with checkpoint.alone(folder):  # as the training within
+            pass
+        with pytest.raises(BlockingIOError), locked(folder):
+            pass
+
+    monkeypatch.setattr(corpus, "run", run)
+    assert cli.main(words) == 0
+    assert not (tmp_path / "runs").exists()  # nothing was written
+    folder.mkdir(parents=True)
+    with locked(folder):
+        assert cli.main(words) == 2
+    assert "another run is training there" in capsys.readouterr().err
+
+
 def test_two_runs_in_one_folder_are_refused_and_a_damaged_folder_is_named(tmp_path):
-    with checkpoint.alone(tmp_path):
-        with pytest.raises(config.ConfigError, match="another run is training there; wait"):
-            loop.fit(make_task(), *settings(tmp_path))
-        assert not list(tmp_path.iterdir())
+    with locked(tmp_path), pytest.raises(config.ConfigError, match="another run is training there"):
+        loop.fit(make_task(), *settings(tmp_path))
+    assert not list(tmp_path.iterdir())
     given = settings(tmp_path, steps=8)
     done = loop.fit(make_task(), *given)
     last = tmp_path / "checkpoints" / "8"
