@@ -29,7 +29,7 @@ except ImportError:  # Windows
 
 import jax
 
-from .config import ConfigError, defaults, differences
+from .config import ConfigError, defaults, differences, settled
 from .scale import by_first, is_first
 
 CONFIG = "config.json"  # the file of a run's configuration
@@ -119,8 +119,11 @@ def check_config(folder: Path, flat: dict) -> None:
                 f"run.folder={folder} holds a run of the recipe {theirs!r}, this one is of "
                 f"{ours!r}: {ways}"
             )
-        meant = {name: value for name, value in _defaults(ours).items() if name in flat}
-        changed = differences(meant | old | {"recipe": ours}, flat | {"recipe": ours})
+        kind = _kind(ours)
+        if kind is not None:
+            meant = {name: value for name, value in defaults(kind).items() if name in flat}
+            old = meant | settled(kind, old)
+        changed = differences(old | {"recipe": ours}, flat | {"recipe": ours})
         if changed:
             raise ConfigError(
                 f"run.folder={folder} holds a run with another configuration:\n  "
@@ -129,14 +132,11 @@ def check_config(folder: Path, flat: dict) -> None:
             )
 
 
-def _defaults(recipe: str | None) -> dict:
-    """The defaults of a recipe's fields, flattened: what a run of an earlier version, in which a
-    field did not exist yet, meant by its absence."""
-    if recipe is None:
-        return {}
-    module = sys.modules.get(f"{__package__}.{recipe}")  # a recipe from outside is not one of these
-    kind = getattr(module, "Config", None)
-    return defaults(kind) if kind else {}
+def _kind(recipe: str | None) -> type | None:
+    """The configuration of a recipe; None: it is from outside. Its defaults are what a run of an
+    earlier version, in which a field did not exist yet, meant by its absence."""
+    module = sys.modules.get(f"{__package__}.{recipe}")
+    return getattr(module, "Config", None)
 
 
 def is_done(folder: Path, flat: dict) -> bool:

@@ -27,6 +27,19 @@ class ConfigError(ValueError):
     """A configuration is not valid; the message has the reason and the way out."""
 
 
+class Unused(ConfigError):
+    """A setting is given that nothing reads.
+
+    Attributes:
+      field: its name.
+      usual: its default.
+    """
+
+    def __init__(self, message: str, field: str, usual):
+        super().__init__(message)
+        self.field, self.usual = field, usual
+
+
 OPTIMIZERS = ("muon", "adamw")
 PRECISIONS = ("float32", "bfloat16")
 SINKS = ("csv", "tensorboard", "wandb")  # see metrics.py
@@ -135,7 +148,7 @@ def check_unread(data: DataConfig, names: typing.Sequence[str], reason: str, way
 
 
 def check_unused(settings, names: typing.Sequence[str], reason: str, way_out: str) -> None:
-    """Raises ConfigError for fields that are not as by default, although nothing reads them.
+    """Raises Unused for fields that are not as by default, although nothing reads them.
 
     Args:
       settings: the dataclass of the fields.
@@ -146,9 +159,11 @@ def check_unused(settings, names: typing.Sequence[str], reason: str, way_out: st
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if field.name in names and value != field.default:
-            raise ConfigError(
-                f"{field.name}={_shown(value)}: {reason}; leave {field.name} out (to go on with a "
-                f"run that was begun with it, in its config.json, too), or {way_out}"
+            raise Unused(
+                f"{field.name}={_shown(value)}: {reason}; leave {field.name} out (a run that was "
+                f"begun with it goes on without it), or {way_out}",
+                field.name,
+                field.default,
             )
 
 
@@ -348,6 +363,31 @@ def defaults(kind: type, where: str = "") -> dict:
             value = field.default
             flat[where + field.name] = list(value) if isinstance(value, tuple) else value
     return flat
+
+
+def settled(kind: type, flat: dict) -> dict:
+    """A flattened configuration, as it was recorded, with their defaults in the place of settings
+    that nothing reads, which an earlier version did not refuse. One that ``kind`` refuses for
+    another reason is returned as it is."""
+    while True:
+        values: dict = {}
+        for name, value in flat.items():
+            *sections, field = name.split(".")
+            section = values
+            for key in sections:
+                section = section.setdefault(key, {})
+            section[field] = value
+        values.pop("recipe", None)
+        try:
+            made = build(kind, values)
+            if hasattr(made, "check_used"):
+                made.check_used()
+        except Unused as error:
+            flat = flat | {error.field: error.usual}
+        except ConfigError:
+            return flat
+        else:
+            return flat
 
 
 def resolved(config) -> dict:

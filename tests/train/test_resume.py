@@ -24,11 +24,14 @@ from specjax.train import (
     cli,
     config,
     corpus,
+    distill,
     evaluate,
     loop,
     metrics,
+    model,
     pretrain,
     report,
+    speculator,
 )
 
 TINY = f"""
@@ -389,6 +392,22 @@ def test_a_run_of_a_version_without_a_field_meant_its_default(tmp_path):
     (tmp_path / checkpoint.CONFIG).write_text('{"recipe": "pretrain", "data.batch": 4}')
     with pytest.raises(config.ConfigError, match="init: '' -> 'other'"):
         checkpoint.record_config(tmp_path, {"recipe": "pretrain", "data.batch": 4, "init": "other"})
+
+
+def test_a_run_that_was_begun_with_a_setting_without_effect_goes_on_without_it(tmp_path):
+    now = config.resolved(speculator.Config(kind="redrafter"))
+    begun = now | {"inner_size": 8, "tied": False}  # which an earlier version took
+    (tmp_path / checkpoint.CONFIG).write_text(json.dumps(begun))
+    checkpoint.record_config(tmp_path, now)
+    assert checkpoint.recorded(tmp_path) == now
+    (tmp_path / checkpoint.CONFIG).write_text(json.dumps(begun | {"num_layers": 3}))
+    with pytest.raises(config.ConfigError, match=r"configuration:\n  num_layers: 3 -> 2\n"):
+        checkpoint.record_config(tmp_path, now)
+    sizes = dict(hidden_size=8, intermediate_size=8, num_layers=1, head_dim=8)
+    sizes |= dict(num_heads=1, num_kv_heads=1)
+    now = config.resolved(distill.Config(model=model.ModelConfig(**sizes)))
+    (tmp_path / checkpoint.CONFIG).write_text(json.dumps(now | {"temperature": 2.0, "beta": 0.1}))
+    checkpoint.record_config(tmp_path, now)
 
 
 def test_a_log_line_cut_short_by_a_kill_is_dropped(tmp_path):
