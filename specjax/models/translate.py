@@ -265,7 +265,9 @@ def windows_from_hf(
 
 
 def _windows_to_hf(config: DecoderConfig, windows: Windows) -> dict[str, object]:
-    hf: dict[str, object] = {"sliding_window": config.window}
+    hf: dict[str, object] = {}
+    if config.window or windows.every is None:  # a Gemma needs one even where no layer uses it
+        hf["sliding_window"] = config.window
     if windows.switch:
         hf[windows.switch] = config.window is not None
     # all layers of a Mistral are alike: with layer_types it is a Ministral to transformers

@@ -254,6 +254,16 @@ def test_a_mistral_with_types_of_layers_is_read_as_transformers_reads_it():
     assert "layer_types" not in config_to_hf(config_from_hf(mistral))
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
+def test_a_gemma_whose_layers_all_see_everything_is_written_with_its_usual_window(family):
+    """transformers makes the mask of a window in any case, and fails where the window is null."""
+    whole = {"model_type": family, "head_dim": 8, "layer_types": ["full_attention"] * 2}
+    config = config_from_hf(LLAMA | whole | {"sliding_window": 8})
+    written = config_to_hf(config)
+    assert config.window is None and "sliding_window" not in written
+    assert written["layer_types"] == ["full_attention"] * 2
+
+
 def test_global_and_local_layers_of_gemma_have_rotations_of_their_own():
     gemma = LLAMA | {"model_type": "gemma3_text"}
     old = {"rope_theta": 5e5, "rope_local_base_freq": 700.0}
