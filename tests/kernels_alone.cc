@@ -113,19 +113,34 @@ struct Heads {
   double spread;
 };
 
+// Calls body(i, j) for every number of queries: number i of [B, K, E, G, N] is number j of the layout
+// of projections, [K, G, E, B, N], which the kernel takes and gives.
+void EachQuery(const Heads& h, const std::function<void(int64_t, int64_t)>& body) {
+  int64_t i = 0;
+  for (int64_t b = 0; b < h.batch; ++b)
+    for (int64_t k = 0; k < h.heads; ++k)
+      for (int64_t e = 0; e < h.size; ++e)
+        for (int64_t g = 0; g < h.groups; ++g)
+          for (int64_t n = 0; n < h.nodes; ++n)
+            body(i++, (((k * h.groups + g) * h.size + e) * h.batch + b) * h.nodes + n);
+}
+
+// Attention of queries [B, K, E, G, N], of which the result has the layout, too.
 Array Attend(Type type, const Heads& h, const Numbers& q, const Numbers& k, const Numbers& v,
              const Numbers& own_k, const Numbers& own_v, const Numbers& mask) {
   const Dims cache = {h.batch, h.heads, h.slots, h.size}, own = {h.batch, h.heads, h.own, h.size};
-  const Dims query = {h.batch, h.heads, h.size, h.groups, h.nodes};
-  const Array aq(type, query, q), ak(type, cache, k), av(type, cache, v), ok(type, own, own_k),
-      ov(type, own, own_v), seen(PRED, {1, h.own, h.nodes}, mask),
-      length(S32, {h.batch}, Numbers(h.batch, h.length));
-  Array y(type, query);
+  const Dims query = {h.heads, h.groups, h.size, h.batch, h.nodes};
+  const Array ak(type, cache, k), av(type, cache, v), ok(type, own, own_k), ov(type, own, own_v),
+      seen(PRED, {1, h.own, h.nodes}, mask), length(S32, {h.batch}, Numbers(h.batch, h.length));
+  Array aq(type, query), y(type, query);
+  EachQuery(h, [&](int64_t i, int64_t j) { aq.Put(j, q[i]); });
   const char* name = type == F32    ? "SpecjaxAttention"
                      : type == BF16 ? "SpecjaxAttentionBfloat16"
                                     : "SpecjaxAttentionFloat16";
   Call(name, {&aq, &ak, &av, &ok, &ov, &seen, &length}, {&y}, {{"tiled", {false, 0, true}}});
-  return y;
+  Array made(type, {h.batch, h.heads, h.size, h.groups, h.nodes});
+  EachQuery(h, [&](int64_t i, int64_t j) { made.Put(i, y.At(j)); });
+  return made;
 }
 
 void Attention(Type type, const Heads& h) {
