@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from specjax import kernels
-from specjax.kernels import attention
+from specjax.kernels import attention, quantized
 from specjax.kernels.cpu import calls, compiler, library
 from specjax.kernels.cpu.backend import CpuBackend, cast_exact_bf16
 from specjax.kernels.xla import XlaBackend
@@ -80,6 +80,9 @@ def test_argmax_is_the_first_of_the_greatest_and_none_where_that_is_not_finite(s
     wanted = x.argmax(axis=-1)
     wanted[0, :3] = -1
     assert np.asarray(jax.jit(calls.argmax)(x)).tolist() == wanted.tolist()
+    for nothing in (jnp.ones(()), jnp.ones((3, 0))):
+        with pytest.raises(ValueError, match=r"argmax: x .* has no numbers over its last axis"):
+            calls.argmax(nothing)
 
 
 @needs_kernels
@@ -151,6 +154,16 @@ def test_a_turned_product_is_the_product_turned():
         weight, x = normal(53, 2129), normal(2129, columns, seed=columns)
         turned = jax.jit(calls.dot, static_argnums=2)(weight, x, True)
         np.testing.assert_array_equal(turned, np.asarray(jax.jit(calls.dot)(weight, x)).T)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_products_with_no_columns_are_empty_in_every_type(dtype):
+    few_bits = quantized.Quantized(jnp.ones((8, 5), jnp.int8), jnp.ones((8, 1)))
+    for weight in (jnp.ones((8, 5), dtype), few_bits):
+        for turned in (False, True):
+            got = CpuBackend().dot(weight, jnp.ones((5, 0), dtype), turned)
+            assert got.shape == ((0, 8) if turned else (8, 0)) and got.dtype == dtype
 
 
 @needs_kernels

@@ -170,7 +170,7 @@ def bits_may_move() -> bool:
 
 def _call_for(weights, x):
     """The call of the library that is made for such products, or None."""
-    if not _takes(x):
+    if not (x.size and _takes(x)):
         return None
     if all(map(quantized_calls.fits, weights)):
         return _call_for_few_bits(weights, x)
@@ -183,7 +183,7 @@ def _call_for(weights, x):
             _warn(HALF_WIDENED)
         return calls.half_dots if taken else None
     taken = any(all(_floats(w, kind) for w in weights) for kind in (_FLOAT32, _BFLOAT16))
-    if not (x.size and taken):
+    if not taken:
         return None
     return calls.dots if few else calls.many_dots
 
@@ -192,8 +192,7 @@ def _call_for_few_bits(weights, x):
     """``_call_for`` weights in eight and four bits, whose products are computed in float32."""
     bytes_fit = [quantized_calls.fits_bytes(w) for w in weights]
     few = x.shape[1] <= calls.MOST_COLUMNS or fixed_bits()
-    fit = x.size and (few or all(bytes_fit))
-    if not fit or not _has("quantized", "quantized weights"):
+    if not (few or all(bytes_fit)) or not _has("quantized", "quantized weights"):
         return None
     if not library.has_byte_dots():
         if any(bytes_fit):

@@ -295,9 +295,13 @@ def argmax(x: jax.Array) -> jax.Array:
     not finite, or one of the numbers is NaN.
 
     Raises:
-      ValueError: another type.
+      ValueError: another type, or no number to choose from.
     """
     check_types(x=x)
+    if not (x.ndim and x.shape[-1]):
+        raise ValueError(
+            f"argmax: x {x.shape} has no numbers over its last axis; give one at least"
+        )
     shape = jax.ShapeDtypeStruct(x.shape[:-1], jnp.int32)
     call = jax.ffi.ffi_call("specjax_argmax", shape, vmap_method="broadcast_all")
     return call(jax.lax.stop_gradient(x))
