@@ -137,7 +137,7 @@ ROPES = {
         (SPARK, {"confidence_bias": 1}, {}, "config.json: confidence_bias=1 is not understood"),
         ("dflash", {"residual_scale": 2}, {}, "config.json: residual_scale=2 is not understood"),
         ("speculators", {"norm_twice": True}, {}, "config.json: norm_twice=True is not understood"),
-        ("dflash", {}, {"markov_head.markov_w1.weight": OTHER}, "markov_head.markov_w1.weight: he"),
+        ("dflash", {}, {"markov_head.markov_w1.weight": OTHER}, "heads of DSpark, and names none"),
         (SPARK, {"draft_vocab_size": 25}, {}, "draft_vocab_size=25: it must be at least 1"),
         (SPARK, {}, {"d2t": None}, "draft_vocab_size=16 of 24, but the file has no d2t"),
         (SPARK, {}, {"lm_head.weight": OTHER[:16]}, "lm_head.weight .*a copy of a table"),

@@ -144,6 +144,16 @@ def _of_specforge(config: Mapping, own: Mapping, tensors: Mapping, target) -> tu
     given: dict[str, Any] = {key: block_keys.in_either(config, own, key) for key in HEADS}
     given = {key: value for key, value in given.items() if value is not None}
     known = (*HEADS, ALPHA)
+    classes = config.get("architectures") or ()
+    if not {*dflash.DSPARK} & {*classes} and not block_keys.in_either(
+        config, own, "projector_type"
+    ):
+        raise ValueError(
+            f"architectures={classes!r}: the file has heads of DSpark, and names none of its "
+            f"classes, {' and '.join(dflash.DSPARK)}; if every place was trained to say the token "
+            "after it, so that the root's drafts too, write projector_type 'dspark' into "
+            "dflash_config"
+        )
     said = dflash.shape_of(config, tensors, target, known=known, projectors=(PROJECTOR,))
     alpha, rank = block_keys.in_either(config, own, ALPHA) or 0.0, given.get("markov_rank", 0)
     check_numbers(**{ALPHA: alpha})
