@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -185,9 +186,10 @@ def test_a_row_fits_into_the_context_by_its_own_budget():
 
 def test_a_stream_of_bursts_without_rounds_is_refused_instead_of_never_ending():
     tokens, lengths = np.asarray([[1, 2]]), np.asarray([2])
-    settings = dict(key=jax.random.key(0), max_new_tokens=3, rounds=0)
-    with pytest.raises(ValueError, match="rounds=0"):  # at the call, not at the first piece
-        specjax.stream(MODEL, Plain(), {"target": PARAMS}, tokens, lengths, **settings)
+    for rounds in (0, None, 1.5):
+        settings = dict(key=jax.random.key(0), max_new_tokens=3, rounds=rounds)
+        with pytest.raises(ValueError, match=f"rounds={rounds}"):  # at the call, not at a piece
+            specjax.stream(MODEL, Plain(), {"target": PARAMS}, tokens, lengths, **settings)
 
 
 def test_keys_of_a_hardware_generator_keep_rows_independent_of_their_mates():
@@ -207,6 +209,18 @@ def test_keys_of_a_hardware_generator_keep_rows_independent_of_their_mates():
 
 
 @pytest.mark.usefixtures("one_trace")
+def test_a_text_is_the_same_whatever_arithmetic_the_program_around_it_asks_for():
+    """Under ``jax_enable_x64`` a sum of int32 is int64, and strict promotion refuses much."""
+    settings = dict(sampling=Sampling(temperature=0.7))
+    own = decode(**settings)
+    chex.clear_trace_counter()  # other settings of JAX are another program
+    with jax.enable_x64(True), jax.numpy_rank_promotion("raise"):
+        with jax.numpy_dtype_promotion("strict"):
+            other = decode(**settings)
+    assert other.tokens.tolist() == own.tokens.tolist()
+    assert [x.dtype for x in jax.tree.leaves(other)] == [x.dtype for x in jax.tree.leaves(own)]
+
+
 def test_other_lengths_of_the_same_shape_compile_nothing():
     for lengths in ([3, 2], [1, 2]):
         decode(lengths=np.asarray(lengths))

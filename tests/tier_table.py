@@ -141,7 +141,7 @@ LINES = {
     ],
     "test_drafter_registry.py": [("saved_loaded_and_named|ones_own_are_lossless", MERGE)],
     "test_dspark.py": [("fault", DEFAULT), ("law_as|drops", FULL), (EVERYTHING, MERGE)],
-    "test_edges.py": [("transformers|hardware|other_lengths|smaller_vocabulary", MERGE)],
+    "test_edges.py": [("transformers|hardware|other_lengths|smaller_vocabulary|arithmetic", MERGE)],
     "test_engine_audit.py": [
         ("that_sees_it|cannot_be_audited", DEFAULT),
         ("sound_engine", MERGE),

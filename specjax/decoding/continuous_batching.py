@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import sharding
+from .._internal.own_arithmetic import own_arithmetic
 from . import loop, prefill
 from .inputs import KEYS, DecodeInputs
 from .prefill import PREFILL_CHUNK
@@ -21,6 +22,7 @@ from .state import State, end
 REPORT = ("length", "ended", "rounds", "drafted", "accepted")
 
 
+@own_arithmetic
 def insert(
     target,
     drafter,
@@ -61,6 +63,7 @@ def insert(
     return sharding.rows(after)
 
 
+@own_arithmetic
 def turn(
     target,
     drafter,

@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import sharding
+from .._internal.own_arithmetic import own_arithmetic
 from ..types import Drafter, PyTree, Target
 from . import contract_checks as checks
 from .inputs import DecodeInputs, warn_capacity
@@ -23,6 +25,7 @@ from .round import run_empty_round, run_round
 from .state import Decoded, State, end, result
 
 
+@own_arithmetic
 def burst(target, drafter, rule, rounds, params, state: State, live=1) -> State:
     """At most ``rounds`` rounds (None: as many as it takes), one ``while_loop``; it ends when
     fewer than ``live`` rows run."""
@@ -119,7 +122,8 @@ def decode(
     Returns:
       ``Decoded``. It can be called within your own ``jit``, ``scan`` or mesh. ``vmap`` over keys
       gives each lane the text of its key, but takes longer than the same rows in one batch: XLA
-      then copies the caches in each round, to keep those of lanes that have ended.
+      then copies the caches in each round, to keep those of lanes that have ended. The loop is
+      traced in 32 bits also where your program sets ``jax_enable_x64``.
 
     Raises:
       ValueError: before anything is compiled, naming the argument and the way out. Where an
@@ -166,8 +170,11 @@ def stream(
       ValueError: as ``decode`` does, before the first ``Decoded``.
     """
     rounds, rule = options.rounds, options.rule
-    if rounds < 1:
-        raise ValueError(f"rounds={rounds} must be at least 1: a burst without rounds never ends")
+    if not isinstance(rounds, int | np.integer) or rounds < 1:
+        raise ValueError(
+            f"rounds={rounds!r}: it must be an integer, at least 1: a burst without rounds never "
+            "ends"
+        )
     ready = _ready(target, drafter, params, tokens, lengths, options)
 
     def bursts():

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from .. import acceptance, kernels, sharding, trees
 from .._internal.ordering import after
+from .._internal.own_arithmetic import own_arithmetic
 from ..kernels import prompts
 from ..kernels.interface import PREFILL_CHUNK
 from ..kernels.quantized import is_quantized
@@ -32,6 +33,7 @@ def _weights(params: PyTree) -> list:
     return [w[...] if is_quantized(w) else w for w in leaves]
 
 
+@own_arithmetic
 def start(
     target,
     drafter,
@@ -92,6 +94,7 @@ def resumed(state: State, budget: jax.Array) -> State:
     return dataclasses.replace(state, budget=budget, ended=ended)
 
 
+@own_arithmetic
 def extend(target, drafter, rule, params, state: State, request: DecodeInputs) -> State:
     """Appends ``request.tokens`` to the rows of a state, and starts again with its settings.
 

@@ -13,12 +13,14 @@ import numpy as np
 
 from .. import trees
 from .._internal.optional import required
+from .._internal.own_arithmetic import own_arithmetic
 from ..sampling import processors
 from ..sampling.distribution import Prefix, Sampling
 from ..types import Draft, HeadTarget, Target
 
 
 @functools.partial(jax.jit, static_argnums=0)
+@own_arithmetic
 def logits(target: Target, params, tokens: jax.Array) -> jax.Array:
     """float32 ``[B, T, V]``, raw logits after each of ``tokens`` int32 ``[B, T]``."""
     scores = target.verify(params, target.init(params, *tokens.shape), _whole(tokens))
@@ -26,6 +28,7 @@ def logits(target: Target, params, tokens: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=0)
+@own_arithmetic
 def last_hidden(target: HeadTarget, params, tokens: jax.Array) -> jax.Array:
     """Floats ``[B, T, H]``, the last hidden states, normed, at ``tokens`` int32 ``[B, T]``."""
     cache, last = target.init(params, *tokens.shape), (target.num_layers,)
@@ -74,6 +77,7 @@ def next_law(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
+@own_arithmetic
 def _next_law(target, begin, params, ids, sampling, processor_params) -> jax.Array:
     """``next_law`` of ids int32 ``[B, T]`` as one program, for settings that are arrays of rows."""
     batch, size = ids.shape

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from .. import acceptance, sharding, trees
 from .._internal.optional import required
 from .._internal.ordering import after_changes
+from .._internal.own_arithmetic import own_arithmetic
 from .._internal.pytree import filled, pytree_dataclass
 from ..acceptance.guess import unscored, with_guess, without_guess
 from ..acceptance.node_laws import DraftLaw, TargetLaw
@@ -39,6 +40,7 @@ DRAFT, ACCEPT = 0, 1  # the two roles a random key can have within a round
 NOISE = 2**32 - 1  # folded into a row's key where no round is: greater than ``2 * position + role``
 
 
+@own_arithmetic
 def draft_step(drafter: Drafter, params, state, context: Context) -> tuple[Draft, PyTree]:
     """Proposes a tree of N nodes below each row's root. Pure.
 
@@ -58,6 +60,7 @@ def draft_step(drafter: Drafter, params, state, context: Context) -> tuple[Draft
     return made
 
 
+@own_arithmetic
 def verify(target: Target, params, cache, draft: Draft, *, features=()) -> Scores:
     """Scores all nodes of a draft in ONE pass of the target. Reads the cache, never writes. Pure.
 
@@ -106,6 +109,7 @@ def in_narrowest(draft: Draft, live, run):
     return jax.lax.switch(choice, [functools.partial(padded, w) for w in sizes])
 
 
+@own_arithmetic
 def accept(rule, params, draft: Draft, scores: Scores, context: Context, key) -> Verdict:
     """The longest lawful path through the draft, and one more token. Pure.
 
@@ -168,6 +172,7 @@ def round_keys(state: State, role: int) -> jax.Array:
     return jax.vmap(jax.random.fold_in)(keys, state.num_empty_rounds)
 
 
+@own_arithmetic
 def round_context(params: PyTree, state: State, plan: PyTree = None) -> Context:
     """Makes the context that a drafter and a rule may read in the next round. Pure.
 
@@ -203,6 +208,7 @@ def shared_noise(state: State) -> Noise | None:
     return Noise(keys=keys, by_path=state.noise == "path")
 
 
+@own_arithmetic
 def acceptance_keys(state: State) -> jax.Array:
     """Makes the random keys for ``accept`` in the next round; no drafter may see them. Pure.
 
@@ -236,6 +242,7 @@ class VerifiedRound:
     logprobs: jax.Array | None = None
 
 
+@own_arithmetic
 def run_round(target, drafter, rule, params, state: State, plan=None) -> State:
     """One round for every row that is not finished. Finished rows stay as they are, bit by bit.
 
@@ -268,6 +275,7 @@ class _Resting(DrafterWrapper):
         return dataclasses.replace(draft, start=start), synced
 
 
+@own_arithmetic
 def draft_and_verify(
     target, drafter, rule, params, state: State, plan=None, noise: Noise | None = None
 ) -> VerifiedRound:
@@ -319,6 +327,7 @@ def judged(rule, params, state: State, draft: Draft, scores: Scores, context: Co
     return verdict, said
 
 
+@own_arithmetic
 def commit_round(target, drafter, params, state: State, judged: VerifiedRound) -> State:
     """Commits what was accepted, lets the drafter observe it, and returns the next state. Pure.
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from .. import acceptance, sharding, trees
 from .._internal.optional import required
+from .._internal.own_arithmetic import own_arithmetic
 from .._internal.pytree import pytree_dataclass, static
 from ..acceptance import walk
 from ..acceptance.node_laws import DraftLaw, TargetLaw
@@ -158,6 +159,7 @@ class RoundArrays:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
+@own_arithmetic
 def recorded_answer(target, rule, params, state: State, token: jax.Array) -> RoundArrays:
     """Records the choice of the first token, which the pass over the end of the prompt emits.
 
@@ -176,6 +178,7 @@ def recorded_answer(target, rule, params, state: State, token: jax.Array) -> Rou
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@own_arithmetic
 def run_recorded_round(target, drafter, rule, params, state: State) -> tuple[State, RoundArrays]:
     """Runs one round of the loop and records it.
 
