@@ -6,6 +6,7 @@ Of what is traced, only shapes and dtypes can be checked; the values are the cal
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections.abc import Sequence
 
@@ -75,6 +76,12 @@ def prepare_inputs(
     """
     check_objects(target, drafter)
     check_static(target, drafter)
+    check_even(
+        "tokens", tokens, "on the right with any ids, and give the length of each in lengths"
+    )
+    check_even("stops", stops, "with -1")
+    check_sampling(sampling)
+    check_capacity(capacity)
     check_mesh(np.shape(tokens)[:1])
     capacity = check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sampling)
     num_samples = check_samples(num_samples)
@@ -178,6 +185,43 @@ def warn_capacity(lengths, max_new_tokens, capacity: int | None, target: Target)
         )
 
 
+def check_even(name: str, rows, way: str) -> None:
+    """Raises ``ValueError`` for lists of different lengths, which are no array; ``way`` says how to
+    pad them."""
+    try:
+        np.shape(rows)
+    except ValueError:
+        raise ValueError(
+            f"{name}: its rows differ in length: give rows of one length, padded {way}"
+        ) from None
+
+
+def check_sampling(sampling) -> None:
+    """Raises ``TypeError`` for what is no ``Sampling``."""
+    if not isinstance(sampling, Sampling):
+        raise TypeError(
+            f"sampling={sampling!r:.60}: give specjax.Sampling(...), such as "
+            "specjax.Sampling(temperature=0.8), or leave it out"
+        )
+
+
+def check_capacity(capacity) -> None:
+    """Raises ``ValueError`` for what is no number of slots, or is traced."""
+    if isinstance(capacity, Tracer):
+        raise ValueError(
+            "capacity is traced: it is the size of a buffer, so give a Python integer (under "
+            "jax.jit one of static_argnames)"
+        )
+    if capacity is None:
+        return
+    try:
+        fits = operator.index(capacity) > 0 and not isinstance(capacity, bool)
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"capacity={capacity!r}: it must be an integer, at least 1")
+
+
 def check_mesh(batch: tuple[int, ...]) -> None:
     """Raises ``ValueError`` in a mesh of other axes than the loop's, or one that splits no batch
     of this size."""
@@ -227,6 +271,9 @@ def check_stops(stops, batch: tuple[int, ...], name: str = "stops") -> None:
         )
     if np.size(stops):
         check_integers(name, stops, "token ids")
+        values = _concrete(stops)
+        if values is not None and not -MOST_TOKENS <= values.min() <= values.max() < MOST_TOKENS:
+            raise ValueError(f"{name}: ids from {values.min()} to {values.max()} are no token ids")
 
 
 def check_integers(name: str, values, what: str) -> None:
@@ -269,10 +316,10 @@ def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sa
         raise ValueError(f"max_new_tokens={budget}: it must be below 2**31")
     if budget is not None and (budget.size == 0 or budget.min() < 1):
         raise ValueError(f"max_new_tokens={budget} must be at least 1")
-    if budget is not None and budget.ndim and budget.shape != (batch,):
+    if np.shape(max_new_tokens) not in ((), (batch,)):
         raise ValueError(
-            f"max_new_tokens has shape {budget.shape}: give an int or one value for each of "
-            f"{batch} rows"
+            f"max_new_tokens has shape {np.shape(max_new_tokens)}: give an int or one value for "
+            f"each of {batch} rows"
         )
     context = target.max_positions
     if context is not None and longest > context:
@@ -298,6 +345,11 @@ def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sa
                 f"capacity={context} to stop there"
             )
         capacity = capacity if context is None else min(capacity, context)
+        if capacity >= MOST_TOKENS:
+            raise ValueError(
+                f"max_new_tokens={budget}: prompts of {width} tokens and these new ones need a "
+                "buffer of 2**31 tokens or more: give fewer, or a capacity at which rows end"
+            )
     elif longest > capacity:
         raise ValueError(
             f"capacity={capacity}: a prompt of {longest} tokens does not fit; give at least "

@@ -373,5 +373,6 @@ def _check(name, value, accept, accepted):
         return  # another process holds a part of it
     value = np.asarray(value)
     # numbers that no other dtype can hold, such as integers of more than 64 bits, become objects
-    if value.dtype == object or not np.all(accept(value)):
+    real = jnp.issubdtype(value.dtype, np.number) and not np.iscomplexobj(value)
+    if not (real or value.dtype == bool) or not np.all(accept(value)):
         raise ValueError(f"{name}={value} is out of range: it must be {accepted}")

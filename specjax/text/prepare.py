@@ -19,7 +19,7 @@ from .. import acceptance, sharding
 from .._internal.optional import required
 from .._internal.own_objects import is_own
 from ..decoding.contract_checks import MissingWeightsError
-from ..decoding.inputs import check_samples, check_stops, prepare_inputs
+from ..decoding.inputs import check_even, check_samples, check_stops, prepare_inputs
 from ..decoding.prefill import chunk_for
 from ..drafters.adaptive import Adaptive
 from ..models.lm import LM
@@ -94,6 +94,9 @@ def prepare(
         sibling_sampling.wanted(drafting, sampling if all_rows is None else all_rows),
     )
     stops = end_ids(lm) if options.stop is None else options.stop
+    check_even("stop", stops, "with -1")
+    if np.asarray(stops).dtype.kind == "U":
+        raise ValueError(f"stop={stops!r:.60}: it takes token ids; give texts as stop_strings")
     check_stops(stops, (len(ids),), "stop")
     tokens, lengths, capacity = fit(lm, ids, options.max_new_tokens, least_width, least_buffer)
     request, capacity = prepare_inputs(
@@ -236,11 +239,17 @@ def fit(
       tokens int32 ``[B, T]``, lengths int32 ``[B]``, and the capacity of the buffer in tokens.
 
     Raises:
-      ValueError: ``max_new_tokens`` is wrong, or a prompt and its new tokens exceed the model's
-        context.
+      ValueError: an id is none of the vocabulary, ``max_new_tokens`` is wrong, or a prompt and its
+        new tokens exceed the model's context.
     """
     context = lm.max_positions
     lengths = np.asarray([len(prompt) for prompt in ids], np.int32)
+    least, most = min(map(min, ids)), max(map(max, ids))
+    if least < 0 or most >= lm.target.vocab_size:
+        raise ValueError(
+            f"prompts: ids from {least} to {most}, and the target's vocabulary has "
+            f"{lm.target.vocab_size}: was another tokenizer used?"
+        )
     budget = np.asarray(max_new_tokens)
     if not np.issubdtype(budget.dtype, np.integer) or budget.size == 0 or budget.min() < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens!r}: it must be an integer, at least 1")
