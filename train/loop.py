@@ -186,8 +186,9 @@ def advance(steps: Steps, flat_config: dict, run: RunConfig) -> PyTree:
                 checkpoint.save(manager, number, state, steps.batches)
                 saved = time.monotonic()
             if stopped:
-                signal_number = stop[0] if stop else signal.SIGTERM  # another process was asked
-                raise Interrupted(_farewell(folder, number, signal_number))
+                raise Interrupted(_farewell(folder, number, stop))
+        if layout.anywhere(bool(stop)):  # while the last step was measured and saved
+            raise Interrupted(_farewell(folder, run.steps, stop))
         return best.load(state["params"])
 
 
@@ -221,9 +222,9 @@ def _record(log: Log, manager, number: int, found: dict, timing: dict) -> float 
     return loss
 
 
-def _farewell(folder: Path, number: int, signal_number: int) -> int:
+def _farewell(folder: Path, number: int, stop: list[int]) -> int:
     print(f"stopped after step {number}, saved in {folder}; the same command goes on from there")
-    return 128 + signal_number
+    return 128 + (stop[0] if stop else signal.SIGTERM)  # none if another process was asked
 
 
 def estimate(

@@ -410,6 +410,21 @@ def test_a_run_that_was_begun_with_a_setting_without_effect_goes_on_without_it(t
     checkpoint.record_config(tmp_path, now)
 
 
+def test_a_request_to_stop_while_the_last_step_is_measured_is_heard(tmp_path, capsys):
+    def asked():
+        signal.raise_signal(signal.SIGTERM)
+        return {"heldout_loss": 0.0}
+
+    given = settings(tmp_path, steps=4)
+    with pytest.raises(loop.Interrupted) as stopped:
+        loop.fit(make_task(measures=asked), *given)
+    assert stopped.value.code == 128 + signal.SIGTERM
+    assert "stopped after step 4, saved" in capsys.readouterr().out
+    again = loop.fit(make_task(), *given)
+    whole = loop.fit(make_task(), *settings(tmp_path / "whole", steps=4))
+    np.testing.assert_array_equal(again["w"], whole["w"])
+
+
 def test_a_log_line_cut_short_by_a_kill_is_dropped(tmp_path):
     path = tmp_path / metrics.LOG
     path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
