@@ -10,7 +10,7 @@ import re
 from collections.abc import Container, Mapping
 
 from .._internal.file_keys import file_keys
-from .config import DecoderConfig, RopeScaling
+from .config import DecoderConfig, RopeScaling, is_whole
 from .config_json import check_expressed, ids_of
 from .families import FAMILIES
 from .family import Family, Windows
@@ -236,8 +236,14 @@ def windows_from_hf(
 ) -> dict[str, object]:
     """``window`` and ``local_layers``, as transformers fills them."""
     none = {"window": None, "local_layers": None}
-    if windows is None or windows.switch and not hf.get(windows.switch):
+    if windows is None:
         return none
+    if windows.switch:
+        on = hf.get(windows.switch)
+        if on not in (None, True, False):
+            raise ValueError(f"config.json: {windows.switch}={on!r} must be true or false")
+        if not on:
+            return none
     window, kinds = hf.get("sliding_window", windows.default), hf.get("layer_types")
     if windows.typed and kinds:
         known = {"sliding_attention": True, "full_attention": False}
@@ -249,7 +255,10 @@ def windows_from_hf(
             )
         local = tuple(known[kind] for kind in kinds)
     elif windows.switch:
-        local = tuple(i >= hf.get("max_window_layers", 28) for i in range(num_layers))
+        first = hf.get("max_window_layers", 28)
+        if not is_whole(first):
+            raise ValueError(f"config.json: max_window_layers={first!r} must be a whole number")
+        local = tuple(i >= first for i in range(num_layers))
     else:
         every = windows.every and (hf.get("sliding_window_pattern") or windows.every)
         if every is not None and not _is_size(every):

@@ -295,6 +295,11 @@ def test_long_factors_are_kept_but_the_context_is_that_of_the_short_ones():
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "bidirectional"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 9.0}, "softcapping=9.0"),
         ({"model_type": "mistral", "sliding_window": "8"}, "sliding_window='8': .* whole number"),
+        ({"model_type": "qwen2", "use_sliding_window": "false"}, "use_sliding_window='false'"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": None},
+            "max_window_layers=None must be a whole number",
+        ),
         ({"model_type": "mistral", "layer_types": 2}, "layer_types=2 is not supported"),
         ({"model_type": "gemma3_text", "sliding_window_pattern": "6"}, "window_pattern='6'"),
         ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "layer_types.*each of 2"),
