@@ -28,6 +28,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 import jax
+from safetensors import SafetensorError
 
 from .config import ConfigError, defaults, differences, settled
 from .scale import by_first, is_first
@@ -200,8 +201,8 @@ def _steps(folder: Path) -> list[int]:
 def _no_room(error: Exception) -> str:
     """Returns the system's message if the disk is full; an empty string for all other errors."""
     number = getattr(error, "errno", None)
-    if isinstance(error, ValueError):  # raised by the library with which Orbax writes arrays
-        found = re.search(r"os_error_code='(\d+)'", str(error))
+    if not isinstance(error, OSError):  # of the libraries that write arrays
+        found = re.search(r"(?:os_error_code='|\(os error )(\d+)", str(error))
         number = int(found[1]) if found else None
     return os.strerror(number) if number in NO_ROOM else ""
 
@@ -226,14 +227,15 @@ def writing(folder: Path):
     log.addFilter(_is_news)
     try:
         yield
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         reason = _no_room(error)
         if not reason:
             raise
         steps = _steps(folder / "checkpoints")
         kept = f"that of step {steps[-1]} is whole" if steps else "there is none yet"
+        where = getattr(error, "filename", None) or folder
         raise NotWritten(
-            f"{folder} could not be written to: {reason}. Of the checkpoints, {kept}; make room, "
+            f"{where} could not be written to: {reason}. Of the checkpoints, {kept}; make room, "
             "and the same command goes on from there"
         ) from error
     finally:

@@ -224,12 +224,14 @@ def _run_folder(settings) -> dict[str, Path]:
 
 @contextlib.contextmanager
 def _alone(settings, dry_run: bool):
-    """A context in which no other process writes to the folder of a run, exports included."""
+    """A context in which no other process writes to the folder of a run, exports included, and a
+    full disk is said in words."""
     from . import checkpoint
 
     with contextlib.ExitStack() as stack:
         for folder in () if dry_run else _run_folder(settings).values():
             stack.enter_context(checkpoint.alone(folder))
+            stack.enter_context(checkpoint.writing(folder))
         yield
 
 

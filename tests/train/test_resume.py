@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from recipe_tables import model_table
+from safetensors.numpy import save_file
 from specjax.train import (
     checkpoint,
     cli,
@@ -208,6 +209,27 @@ def test_a_command_holds_its_folder_also_while_it_exports(tmp_path, monkeypatch,
     with locked(folder):
         assert cli.main(words) == 2
     assert "another run is training there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("way", ["safetensors", "text"])
+def test_a_disk_that_is_full_while_a_run_exports_is_said_in_words(
+    tmp_path, monkeypatch, capsys, way
+):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def run(config, *, dry_run):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            if way == "safetensors":
+                save_file({"w": np.zeros(1000)}, tmp_path / "model.safetensors")
+            (tmp_path / "config.json").write_text(" " * 2000)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    monkeypatch.setattr(corpus, "run", run)
+    assert cli.main(["corpus", f"run.folder={tmp_path}"]) == 1
+    said = capsys.readouterr().err
+    assert "could not be written to: File too large. Of the checkpoints, there is none yet" in said
 
 
 def test_two_runs_in_one_folder_are_refused_and_a_damaged_folder_is_named(tmp_path):
