@@ -358,7 +358,8 @@ def test_heads_that_draft_all_at_once_are_written_and_loaded_again(
     assert again.drafter == heads.drafter and same(again.params, heads.params)
 
 
-HEADS = ["eagle_bare", "eagle3", "dflash", "speculators", "dspark", DEEPSPEC, SPARK]
+HEADS = ["eagle_bare", "eagle3", "dflash", "speculators", "dspark", "dspark_specforge"]
+HEADS += [DEEPSPEC, SPARK]
 
 
 @pytest.mark.parametrize("name", HEADS)
