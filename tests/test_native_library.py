@@ -1,6 +1,7 @@
 """Which library of kernels is loaded: a wheel's before one that is compiled here, and the fastest
 that this processor runs."""
 
+import os
 import subprocess
 
 import pytest
@@ -91,6 +92,20 @@ def test_a_cache_that_cannot_be_made_is_named_with_its_variable(tmp_path):
     assert done.stdout.strip() == "XLA", done.stderr
     assert f"the cache of compiled kernels, {tmp_path}/file/specjax/kernels-" in done.stderr
     assert "set XDG_CACHE_HOME to a folder" in done.stderr
+
+
+@needs_kernels
+def test_a_library_is_on_disk_before_its_name_is_in_the_cache(monkeypatch, tmp_path):
+    """Otherwise a machine that stops then may leave a file cut short, which every start loads."""
+    seen = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compiler, "compile_to", lambda made, *rest: made.write_bytes(b"made"))
+    monkeypatch.setattr(library.os, "fsync", lambda file: seen.append("on disk") or fsync(file))
+    monkeypatch.setattr(library.os, "replace", lambda *at: seen.append("named") or replace(*at))
+    assert library.build(compiler.find()).read_bytes() == b"made"
+    assert seen == ["on disk", "named"]
+    assert library.build(compiler.find()).exists() and len(seen) == 2  # and it is not made again
 
 
 def test_an_unknown_wish_is_refused():

@@ -168,6 +168,8 @@ def build(compiler: str, *flags: str, name: str = "kernels") -> Path:
             log.warning("compiling the CPU %s for this processor (once; some seconds)", what)
             made = Path(scratch) / library.name
             compilers.compile_to(made, compiler, jax.ffi.include_dir(), flags, name)
+            with made.open("rb") as whole:  # else a power cut may leave it short, which crashes
+                os.fsync(whole.fileno())
             os.replace(made, library)
     except OSError as error:
         raise OSError(
