@@ -1,5 +1,7 @@
 """A round taken apart by public functions commits what the compiled loop commits."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -49,3 +51,27 @@ def test_rounds_by_hand_are_those_of_decode(name, temperature):
             state = by_hand(params, state)
     assert np.array_equal(state.length, wanted.lengths)
     assert np.array_equal(state.tokens, wanted.tokens)
+
+
+def test_keys_and_scores_of_other_rows_or_nodes_are_refused():
+    drafter, weights, _ = CASES["draft"]
+    params = {"target": PARAMS, "drafter": weights}
+    settings = dict(max_new_tokens=9, sampling=Sampling(temperature=1.0), key=jax.random.key(3))
+
+    @jax.eval_shape
+    def judged():
+        state = specjax.init_state(MODEL, drafter, params, TOKENS, LENGTHS, **settings)
+        context = specjax.round_context(params, state)
+        draft, _ = specjax.draft_step(drafter, params, state.drafter_state, context)
+        return draft, specjax.verify(MODEL, params, state.cache, draft), context
+
+    def accept(key, draft, scores, context):
+        return specjax.accept("auto", params, draft, scores, context, key)
+
+    draft, scores, context = judged
+    for key in (jax.random.key(0), jax.random.PRNGKey(0), jax.random.split(jax.random.key(0), 3)):
+        with pytest.raises(ValueError, match=r"accept: key is .*: give random keys \[2\]"):
+            jax.eval_shape(accept, key, draft, scores, context)
+    fewer = dataclasses.replace(scores, logits=jax.ShapeDtypeStruct((2, 1, 11), np.float32))
+    with pytest.raises(ValueError, match="scores.logits is float32 of shape .*: expected"):
+        jax.eval_shape(accept, jax.random.split(jax.random.key(0)), draft, fewer, context)

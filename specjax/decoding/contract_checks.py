@@ -51,6 +51,17 @@ def check_array(what: str, x, shape: tuple[int | None, ...], dtype, hint: str = 
         ) from None
 
 
+def check_keys(key, batch: int) -> None:
+    """Raises ``ValueError`` unless ``key`` holds a random key, typed or raw, for each row."""
+    shape = jnp.shape(key)
+    typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if shape[:1] != (batch,) or len(shape) != (1 if typed else 2):
+        raise ValueError(
+            f"accept: key is {_described(key)}: give random keys [{batch}], one for each row, as "
+            "specjax.acceptance_keys(state) makes them"
+        )
+
+
 def check_leads(what: str, tree: PyTree, batch: int) -> None:
     """Raises ``ValueError`` unless every leaf of ``tree`` leads with the batch."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:

@@ -127,8 +127,8 @@ def accept(rule, params, draft: Draft, scores: Scores, context: Context, key) ->
       the root is no candidate: the row emits nothing in this round.
 
     Raises:
-      ValueError: while tracing: what the rule does not judge, or a state that was made for another
-        rule.
+      ValueError: while tracing: what the rule does not judge, a state that was made for another
+        rule, scores of other nodes, or a key that is not one for each row.
     """
     judged, place = with_guess(draft)
     rule = acceptance.choose(rule, judged, context.sampling.greedy)
@@ -139,7 +139,11 @@ def accept(rule, params, draft: Draft, scores: Scores, context: Context, key) ->
                 f"rule={rule.name!r} shares its noise with drafters, and this state was made for "
                 f"another rule: give init_state (or start) rule={rule.name!r} too"
             )
+    elif key is not None:
+        checks.check_keys(key, draft.tokens.shape[0])
     logits = required(scores.logits, "scores.logits")
+    shape = (*draft.tokens.shape, None)
+    checks.check_array("scores.logits", logits, shape, jnp.floating, " (batch, nodes, vocabulary)")
     if draft.laws is not None and draft.vocab is None:
         shape = (draft.tokens.shape[0], None, logits.shape[-1])
         checks.check_array("draft.laws", draft.laws, shape, jnp.float32)
