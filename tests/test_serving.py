@@ -352,6 +352,15 @@ def test_broken_lines_are_named_by_their_numbers_with_the_reason(pair, tmp_path)
         jsonl_input.read(pair[0], file, defaults, len(BROKEN) - 1)
 
 
+def test_the_texts_that_end_a_line_replace_those_of_the_run(pair):
+    defaults = {**jsonl_input.NEUTRAL, "max_new_tokens": 8, "seed": None, "stop": None}
+    lines = [{}, {"stop": "a"}, {"stop": ["a", "b"]}, {"stop": [5]}, {"stop_strings": ["a"]}]
+    lines = [line | {"prompt": "def f(x):"} for line in lines]
+    found, _ = jsonl_input.read(pair[0], lines, defaults | {"stop_strings": ["END"]}, 0)
+    strings = [prompt.stop_strings for prompt in found]
+    assert strings == [("END",), ("a",), ("a", "b"), ("END",), ("a",)]
+
+
 def test_a_text_file_holds_one_prompt_a_line_and_plain_lines_elsewhere_are_named(pair, tmp_path):
     defaults = {**jsonl_input.NEUTRAL, "max_new_tokens": 8, "seed": None, "stop": None}
     defaults |= {"stop_strings": None}

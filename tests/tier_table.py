@@ -337,7 +337,7 @@ LINES = {
         (EVERYTHING, MERGE),
     ],
     "test_serving.py": [
-        ("broken_lines|wrong_arguments|different_names|a_part_of_what", DEFAULT),
+        ("broken_lines|wrong_arguments|different_names|a_part_of_what|end_a_line", DEFAULT),
         (r"generate_gives.*(plain|tree|draft-0.9)", FULL),
         ("generate_gives|own_stop|command|same_name", MERGE),
         (EVERYTHING, FULL),

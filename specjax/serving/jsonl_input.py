@@ -248,6 +248,8 @@ def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any], folder: Path
     fields = _named(given)
     asked = _asked(fields, hears)
     options = {**defaults, **{name: fields[name] for name in OPTIONS if name in fields}}
+    if _holds_texts(fields.get("stop")):  # in place of the run's texts, whichever field has them
+        options["stop_strings"] = fields.get("stop_strings")
     checked(options)
     try:
         json.dumps(fields.get("id"))
@@ -318,6 +320,12 @@ def _asked(fields: Mapping[str, Any], hears: bool) -> dict[str, Any]:
             shown = f"{fields[name]!r:.60}"
             raise ValueError(f"{shown} is not a prompt: give a text or a list of token ids")
     return asked
+
+
+def _holds_texts(stop) -> bool:
+    """Whether a field ``stop`` is a text, or has texts among its token ids."""
+    several = isinstance(stop, Sequence) and any(isinstance(one, str) for one in stop)
+    return isinstance(stop, str) or several
 
 
 def _stop(lm: LM, stop, strings) -> tuple[tuple[int, ...], tuple[str, ...]]:

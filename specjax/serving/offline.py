@@ -117,10 +117,11 @@ def serve_offline(
         conversation in ``"messages"`` (see ``generate``). An object may also have the fields
         ``max_new_tokens``, ``temperature``, ``top_k``, ``top_p``, ``min_p``,
         ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``seed`` and ``stop``
-        (token ids or texts), which replace the arguments of this call, and ``"id"``, which is
-        copied to the output. An unknown field is refused. T5's encoder reads the prompt. Whisper's
-        encoder reads ``"features"``, a ``.npy`` file or an array ``[bins, frames]``; the field
-        ``"prompt"`` then holds the token ids with which the decoder begins and may be left out.
+        (token ids or texts; texts replace ``stop_strings``), which replace the arguments of this
+        call, and ``"id"``, which is copied to the output. An unknown field is refused. T5's encoder
+        reads the prompt. Whisper's encoder reads ``"features"``, a ``.npy`` file or an array
+        ``[bins, frames]``; the field ``"prompt"`` then holds the token ids with which the decoder
+        begins and may be left out.
       output: the name of a file to which each finished prompt is appended at once, as one JSON line
         with the fields of ``Row``, in the order of finishing. Prompts whose lines are in the file
         are not decoded again, so that the same call resumes an interrupted run.
