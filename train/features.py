@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from flax import nnx
 from specjax.models.causal_lm import graph_definition
 
 from . import chunks, data, losses, model, outlook, samples, sharded, tokenizer, unroll
+from .checkpoint import NO_ROOM, NotWritten
 from .config import (
     ConfigError,
     DataConfig,
@@ -261,6 +263,22 @@ def rows_written(folder: Path, record: dict) -> int:
     return written if found == json.loads(json.dumps(record)) else 0
 
 
+def reserve(path: Path) -> None:
+    """Takes the room of a file on the disk, where the system has a call for that: a page of a
+    mapped file that finds no room later ends the process without a word.
+
+    Raises:
+      OSError: there is no room.
+    """
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+            except OSError as error:
+                if error.errno in NO_ROOM:
+                    raise
+
+
 def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     """Writes the folder ``output``, unless it is finished already."""
     shard = config.shard, config.shards
@@ -330,8 +348,24 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
     if not written:  # a count of other rows
         (folder / UNFINISHED).unlink(missing_ok=True)
 
+    made: list[Path] = []
+
     def file(name, dtype, *shape):
-        return np.lib.format.open_memmap(folder / name, mode, dtype, (rows, *shape))
+        made.append(folder / name)
+        try:
+            array = np.lib.format.open_memmap(made[-1], mode, dtype, (rows, *shape))
+            if not written:
+                reserve(made[-1])
+        except OSError as error:
+            if written or error.errno not in NO_ROOM:
+                raise
+            for path in made:
+                path.unlink(missing_ok=True)
+            raise NotWritten(
+                f"output={config.output!r}: {error.strerror}: the rows take {stored / 1e6:,.1f} "
+                "MB; make room, give another output, or fewer num_rows"
+            ) from error
+        return array
 
     tokens, weight = file(TOKENS, np.int32, length + 1), file(WEIGHT, np.float32, length)
     hidden = [file(HIDDEN.format(i), np.uint16, length, size) for i in layers]

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import resource
 from pathlib import Path
 
 import jax
@@ -150,6 +152,30 @@ def test_features_of_another_target_tokenizer_version_or_length_are_refused(plac
         config.ConfigError, match="data.mixed=.*rows to learn from are those stored"
     ):
         setting_of(place, heads.HeadsConfig, stored, 'data.mixed=["stdlib"]')
+
+
+def test_features_without_room_are_refused_before_they_are_computed(place, monkeypatch, capsys):
+    root, train, teacher = place
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(folder, record):
+        """From here on no file may have as many bytes as the hidden states of 8 rows."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
+        return 0
+
+    monkeypatch.setattr(features, "rows_written", fill)
+    sparse = root / "sparse"
+    sparse.touch()
+    os.truncate(sparse, 8000)
+    try:
+        assert train("features", teacher, "num_rows=8", f"output={root / 'none'}") == 1
+        with pytest.raises(OSError, match="too large"):  # of a file whose pages are not there yet
+            features.reserve(sparse)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = capsys.readouterr().err
+    assert "File too large: the rows take 0.0 MB; make room, give another output" in said
+    assert not list((root / "none").iterdir())
 
 
 def test_layers_that_are_not_stored_are_computed_in_each_step_over_the_same_rows(place, stored):
