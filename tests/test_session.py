@@ -3,6 +3,7 @@
 import functools
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -71,8 +72,10 @@ def test_a_conversation_reads_and_fills_the_table():
 
 def test_a_session_is_saved_and_loaded_whole_and_the_latest_of_it_where_it_is_larger(tmp_path):
     session = Session(lm(), "suffix", 512)
-    for begin in range(0, 90, 30):
+    for begin in range(0, 60, 30):
         session.add([7, 8], range(begin, begin + 30))
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):  # of the program around it
+        session.add([7, 8], range(60, 90))
     session.save(tmp_path / "a.session")
     assert [path.name for path in tmp_path.iterdir()] == ["a.session"]
     found = Session.load(lm(), tmp_path / "a.session", SAM(), 512)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from .._internal.host import check_table_fits
+from .._internal.own_arithmetic import own_arithmetic
 from ..drafters import registry, text_table
 from ..drafters.indexed import IndexedDrafter, TextTable
 from ..models.lm import LM
@@ -18,6 +19,7 @@ from ..types import Drafter
 
 VERSION = 1
 SMALLEST, LARGEST = 256, 2**26  # the capacity of a table in tokens; 8 bytes each on the device
+_with_answer = own_arithmetic(text_table.add)
 
 
 class Session:
@@ -103,7 +105,7 @@ class Session:
         if len(tokens):
             before = np.asarray(prompt, np.int32)[-self.drafter.longest :]
             text = np.concatenate([before, np.asarray(tokens, np.int32)])
-            self.table = text_table.add(self.table, text, self.drafter.longest)
+            self.table = _with_answer(self.table, text, self.drafter.longest)
 
     def ask(self, texts: Sequence[np.ndarray]) -> None:
         """Updates the table before a burst of rounds. Default: does nothing.
@@ -189,7 +191,7 @@ class Session:
                 f"{lm.name}; take another file"
             )
         for answer in np.split(tokens, np.cumsum(lengths)[:-1]):
-            session.table = text_table.add(session.table, answer, session.drafter.longest)
+            session.table = _with_answer(session.table, answer, session.drafter.longest)
         return session
 
 
