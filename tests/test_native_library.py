@@ -3,6 +3,8 @@ that this processor runs."""
 
 import os
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 from test_native import needs_kernels, python
@@ -92,6 +94,20 @@ def test_a_cache_that_cannot_be_made_is_named_with_its_variable(tmp_path):
     assert done.stdout.strip() == "XLA", done.stderr
     assert f"the cache of compiled kernels, {tmp_path}/file/specjax/kernels-" in done.stderr
     assert "set XDG_CACHE_HOME to a folder" in done.stderr
+
+
+def test_the_compiler_writes_to_no_folder_but_that_of_the_library(monkeypatch, tmp_path):
+    """A machine may have no other that can be written."""
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "none"))
+    places = []
+
+    def run(words, env, **how):
+        places.append(Path(env["TMPDIR"]))
+
+    monkeypatch.setattr(compiler.subprocess, "run", run)
+    compiler.compile_to(tmp_path / "library.so", "c++", "include", ())
+    assert len(places) == 3 and {place.parent for place in places} == {tmp_path}
+    assert not list(tmp_path.iterdir())
 
 
 @needs_kernels

@@ -3,6 +3,7 @@ standard library is imported: building a wheel runs this file by its path."""
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -87,6 +88,7 @@ def compile_to(
     target: Path, compiler: str, include: str, flags: tuple[str, ...], name: str = "kernels"
 ) -> None:
     """Compiles one of ``LIBRARIES`` into the shared library ``target``, its sources side by side.
+    Nothing is written but in the folder of ``target``.
 
     Args:
       include: the folder of the headers of XLA's foreign function interface, part of jaxlib.
@@ -97,10 +99,11 @@ def compile_to(
     """
     command = [compiler, *FLAGS, *flags]
 
-    def run(*words):
-        subprocess.run([*command, *words], check=True, capture_output=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch, ThreadPoolExecutor() as threads:
+        environment = os.environ | {"TMPDIR": scratch}
 
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor() as threads:
+        def run(*words):
+            subprocess.run([*command, *words], check=True, capture_output=True, env=environment)
 
         def compiled(source: Path) -> str:
             made = str(Path(scratch) / f"{source.stem}.o")
