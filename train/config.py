@@ -55,6 +55,12 @@ def _check(name: str, value, fine: bool, accepted: str) -> None:
         raise ConfigError(f"{name}={value!r}; accepted: {accepted}")
 
 
+def check_named(name: str, path: str) -> None:
+    """Raises ConfigError for a path that is empty, as that of a variable of the shell that is not
+    set, which would be taken for the folder in which the command runs."""
+    _check(name, path, bool(path.strip()), "a name that is not empty ('.': this folder)")
+
+
 def check_stems(name: str, paths: typing.Sequence[str]) -> None:
     """Raises ConfigError for files of the same stem, by which the log names their measures."""
     stems = [Path(path).stem for path in paths]
@@ -86,6 +92,9 @@ class DataConfig:
     end_of_text: str = ""  # the token between documents; "": the tokenizer's own end of text
 
     def __post_init__(self):
+        check_named("data.corpus", self.corpus)
+        for number, corpus in enumerate(self.mixed):
+            check_named(f"data.mixed[{number}]", corpus)
         _check("data.length", self.length, self.length >= 8, "at least 8")
         _check("data.batch", self.batch, self.batch >= 1, "at least 1")
         _check("data.eval_rows", self.eval_rows, self.eval_rows >= 1, "at least 1")
@@ -211,6 +220,7 @@ class RunConfig:
     metrics: tuple[str, ...] = ("csv",)  # views of log.jsonl: csv, tensorboard, wandb
 
     def __post_init__(self):
+        check_named("run.folder", self.folder)
         for name in ("steps", "save_every", "eval_every", "keep"):
             value = getattr(self, name)
             _check(f"run.{name}", value, 1 <= value < COUNTS, "at least 1, below 2**31")

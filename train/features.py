@@ -40,6 +40,7 @@ from .checkpoint import NO_ROOM, NotWritten
 from .config import (
     ConfigError,
     DataConfig,
+    check_named,
     check_split,
     check_unread,
 )
@@ -79,6 +80,7 @@ class FeaturesConfig:
             raise ConfigError(
                 f"num_rows={self.num_rows}; accepted: a multiple of data.batch={self.data.batch}"
             )
+        check_named("output", self.output)
         check_split(self.split)
         if self.top_k < 0:
             raise ConfigError(f"top_k={self.top_k}; accepted: at least 0")

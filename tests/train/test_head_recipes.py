@@ -403,6 +403,7 @@ def test_while_heads_warm_up_the_target_stands_still():
         (medusa2.Medusa2Config, ["kind=blockwise"], "this recipe is Medusa-2's"),
         (medusa2.Medusa2Config, ["target_share=0"], "target_share=0.0; accepted: above 0"),
         (features.FeaturesConfig, ["num_rows=10"], "a multiple of data.batch=16"),
+        (features.FeaturesConfig, ["output="], "output=''; accepted: a name that is not empty"),
         (features.FeaturesConfig, ["split=test"], "split='test'; accepted: train or heldout"),
         (regenerate.Config, ["split=test", FEW], "split='test'; accepted: train or heldout"),
         (regenerate.Config, [FEW, 'data.mixed=["packages"]'], "data.mixed=.*give that text as"),
