@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from toys import TreeDrafter, bag, context
 
 import specjax
@@ -219,6 +221,14 @@ def test_a_text_is_the_same_whatever_arithmetic_the_program_around_it_asks_for()
             other = decode(**settings)
     assert other.tokens.tolist() == own.tokens.tolist()
     assert [x.dtype for x in jax.tree.leaves(other)] == [x.dtype for x in jax.tree.leaves(own)]
+
+
+def test_each_device_of_a_shard_map_over_any_axis_decodes_rows_of_its_own():
+    mesh = jax.make_mesh((1,), ("walkers",), axis_types=(AxisType.Auto,))
+    by_walker = dict(mesh=mesh, in_specs=P("walkers"), out_specs=P("walkers"), check_vma=False)
+    decoded = jax.shard_map(lambda keys: decode(key=keys[0]).tokens[None], **by_walker)
+    made = jax.eval_shape(decoded, jax.random.split(jax.random.key(0), 1))
+    assert made.shape == (1, 2, 7)
 
 
 def test_other_lengths_of_the_same_shape_compile_nothing():

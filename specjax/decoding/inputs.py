@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import AxisType
 
 from .. import sharding
 from .._internal import callers
@@ -224,8 +225,10 @@ def check_capacity(capacity) -> None:
 
 def check_mesh(batch: tuple[int, ...]) -> None:
     """Raises ``ValueError`` in a mesh of other axes than the loop's, or one that splits no batch
-    of this size."""
+    of this size. Within ``shard_map`` or ``pmap`` each device has rows of its own, and any axes."""
     mesh = jax.sharding.get_abstract_mesh()
+    if mesh.axis_types and all(kind == AxisType.Manual for kind in mesh.axis_types):
+        return
     sharding.check_axes(mesh)
     if batch:
         sharding.check_rows(batch[0], dict(mesh.shape).get(sharding.DATA, 1))

@@ -123,7 +123,9 @@ def decode(
       ``Decoded``. It can be called within your own ``jit``, ``scan`` or mesh. ``vmap`` over keys
       gives each lane the text of its key, but takes longer than the same rows in one batch: XLA
       then copies the caches in each round, to keep those of lanes that have ended. The loop is
-      traced in 32 bits also where your program sets ``jax_enable_x64``.
+      traced in 32 bits also where your program sets ``jax_enable_x64``. Within ``pmap``, or
+      ``shard_map(..., check_vma=False)`` over all axes of a mesh, each device decodes rows of its
+      own.
 
     Raises:
       ValueError: before anything is compiled, naming the argument and the way out. Where an
