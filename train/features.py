@@ -407,6 +407,8 @@ def run(config: FeaturesConfig, *, dry_run: bool = False) -> None:
             counted = time.monotonic()
     for array in arrays:
         array.flush()
-    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")  # last: it says "finished"
+    temporary = folder / f"{RECORD}.tmp"
+    temporary.write_text(json.dumps(record, indent=2) + "\n")
+    temporary.replace(folder / RECORD)  # last: it says "finished"
     (folder / UNFINISHED).unlink(missing_ok=True)
     print(f"wrote {folder}")

@@ -60,7 +60,8 @@ def read(corpus: str, split: str, broken_share: float) -> list[Document]:
             except ValueError as error:
                 raise ConfigError(f"data.corpus={corpus!r}: {error}") from None
         return _of_split(_records(root, root.name, broken_share), split)
-    files = sorted(file for file in root.rglob("*") if file.suffix in (*TEXTS, *RECORDS))
+    kinds = (*TEXTS, *RECORDS)  # folders may be named so, too
+    files = sorted(file for file in root.rglob("*") if file.suffix in kinds and file.is_file())
     if not files:
         raise ConfigError(
             f"data.corpus={corpus!r} is neither 'stdlib' nor 'packages', nor a file, nor a folder "

@@ -257,15 +257,15 @@ def test_a_corpus_too_small_for_a_row_is_refused(tmp_path):
 
 
 def test_what_lies_in_a_folder_heldout_is_held_out_and_nothing_else(tmp_path):
-    for path in ("a.txt", "b/heldout.py", "heldout/c.txt"):
+    for path in ("a.txt", "b.py/heldout.py", "heldout/c.txt"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(path)
-    for split, paths in (("train", ["a.txt", "b/heldout.py"]), ("heldout", ["heldout/c.txt"])):
+    for split, paths in (("train", ["a.txt", "b.py/heldout.py"]), ("heldout", ["heldout/c.txt"])):
         found = corpora.documents(str(tmp_path), split)
         assert found == [(path, path) for path in paths]
     (tmp_path / "heldout" / "c.txt").unlink()
     empty = next(s for s in ("train", "heldout") if s != corpus.split_of("a.txt"))
-    (tmp_path / "b" / "heldout.py").unlink()
+    (tmp_path / "b.py" / "heldout.py").unlink()
     with pytest.raises(ConfigError, match=f"no documents in the split '{empty}'.*heldout"):
         corpora.documents(str(tmp_path), empty)
 

@@ -160,11 +160,19 @@ def test_features_without_room_are_refused_before_they_are_computed(place, monke
     def full(*given):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    assert train("features", teacher, "num_rows=8", f"output={root / 'none'}") == 1
+    words = [teacher, "num_rows=8", f"output={root / 'none'}"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        assert train("features", *words) == 1
     said = capsys.readouterr().err
     assert "No space left on device: the rows take 0.0 MB; make room, give another output" in said
     assert not list((root / "none").iterdir())
+    write = Path.write_text
+    with monkeypatch.context() as patch:  # nor is a record that was cut short taken for the end
+        patch.setattr(Path, "write_text", lambda path, text: [write(path, text[:9]), full()])
+        with pytest.raises(OSError, match="No space left"):
+            train("features", *words)
+    assert train("features", *words) == 0 and (root / "none" / features.RECORD).is_file()
 
 
 def test_layers_that_are_not_stored_are_computed_in_each_step_over_the_same_rows(place, stored):
