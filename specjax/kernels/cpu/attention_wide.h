@@ -267,9 +267,10 @@ void WideColumns(const T* query, int64_t size, int64_t columns, HeadColumns at, 
         if constexpr (some == kLanes) {
           Store(to, Load(from) * scale);
         } else {
-          float x[some];  // all are read before one is written, so that compilers may use a vector
+          constexpr int n = some;
+          float x[n];  // all are read before one is written, so that compilers may use a vector
           UNROLL
-          for (int i = 0; i < some; ++i) x[i] = Number(from[i]) * scale;
+          for (int i = 0; i < n; ++i) x[i] = Number(from[i]) * scale;
           std::memcpy(to, x, sizeof(x));
         }
       }
@@ -307,14 +308,15 @@ void WideColumns(const T* query, int64_t size, int64_t columns, HeadColumns at, 
         const float* o = out + lane * across;
         T* to = result + at(column + lane);
         for (int64_t e = 0; e < size; ++e, o += down, to += at.feature) {
-          alignas(64) float x[some];
+          constexpr int n = some;
+          alignas(64) float x[n];
           UNROLL
-          for (int i = 0; i < some; ++i) x[i] = o[i * across] * part[lane + i];
-          if constexpr (some == kLanes) {
+          for (int i = 0; i < n; ++i) x[i] = o[i * across] * part[lane + i];
+          if constexpr (n == kLanes) {
             Put(Load(x), to);
           } else {
             UNROLL
-            for (int i = 0; i < some; ++i) Put(x[i], to + i);
+            for (int i = 0; i < n; ++i) Put(x[i], to + i);
           }
         }
       });
