@@ -16,8 +16,9 @@ import specjax
 from specjax import acceptance, cli, drafters
 from specjax._internal import compile_cache
 from specjax.sampling import processors
-from specjax.serving import jsonl_input, scheduler
+from specjax.serving import jsonl_input, offline, scheduler
 from specjax.serving.identity import described, made_with
+from specjax.serving.jsonl_output import OutputFile
 from specjax.serving.offline import Progress
 from specjax.text import Session
 from specjax.text.options import Options
@@ -350,6 +351,28 @@ def test_broken_lines_are_named_by_their_numbers_with_the_reason(pair, tmp_path)
         ValueError, match=rf"{len(BROKEN)} of {len(BROKEN) + 2} prompts are broken:\n  line 3"
     ):
         jsonl_input.read(pair[0], file, defaults, len(BROKEN) - 1)
+
+
+def test_prompts_may_be_device_arrays_and_budgets_without_a_context_have_a_bound():
+    defaults = {**jsonl_input.NEUTRAL, "max_new_tokens": 8, "seed": None, "stop": None}
+    defaults |= {"stop_strings": None}
+    lines = [jax.numpy.asarray([1, 2]), {"prompt": [1], "max_new_tokens": 2**40}]
+    found, broken = jsonl_input.read(TOY_LM, lines, defaults, 1)
+    assert [prompt.tokens for prompt in found] == [(1, 2)]
+    assert "below 2**31" in broken[0].reason
+
+
+@pytest.mark.parametrize("name", [float("nan"), "\udc80", {1: "a"}])
+def test_an_id_that_json_or_utf8_changes_is_that_of_the_line_that_was_written(name, tmp_path):
+    defaults = {**jsonl_input.NEUTRAL, "max_new_tokens": 8, "seed": None, "stop": None}
+    defaults |= {"stop_strings": None}
+    found, _ = jsonl_input.read(TOY_LM, [{"prompt": [1, 2], "id": name}], defaults, 0)
+    for _ in range(2):
+        with OutputFile(tmp_path / "out.jsonl", {0: {}}) as file:
+            offline._check_ids(file, found)
+            if not file.there:
+                file.add([{"index": 0, "id": name}])
+    assert file.there
 
 
 def test_the_texts_that_end_a_line_replace_those_of_the_run(pair):

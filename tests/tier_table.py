@@ -337,7 +337,10 @@ LINES = {
         (EVERYTHING, MERGE),
     ],
     "test_serving.py": [
-        ("broken_lines|wrong_arguments|different_names|a_part_of_what|end_a_line", DEFAULT),
+        (
+            "broken_lines|wrong_arguments|different_names|a_part_of_what|end_a_line|device_arrays|an_id_that",
+            DEFAULT,
+        ),
         (r"generate_gives.*(plain|tree|draft-0.9)", FULL),
         ("generate_gives|own_stop|command|same_name", MERGE),
         (EVERYTHING, FULL),

@@ -27,9 +27,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from .._internal.keywords import did_you_mean
+from ..decoding.inputs import MOST_TOKENS
 from ..models.lm import LM
 from ..models.seq2seq import encoder_inputs
 from ..models.seq2seq.encoder_inputs import FEATURES, Source
@@ -269,6 +271,8 @@ def _prompt(lm: LM, index: int, given, defaults: Mapping[str, Any], folder: Path
                 f"the prompt has {len(tokens)} tokens and the context of {lm.name} has {context}: "
                 "the prompt leaves no room for a new token"
             )
+    elif room >= MOST_TOKENS:
+        raise ValueError(f"max_new_tokens={room}: it must be below 2**31")
     stop, strings = _stop(lm, options["stop"], options["stop_strings"])
     return Prompt(
         index=index,
@@ -316,7 +320,7 @@ def _asked(fields: Mapping[str, Any], hears: bool) -> dict[str, Any]:
         if name == MESSAGES:
             return asked | {"prompt": {MESSAGES: fields[MESSAGES]}}
         asked["prompt"] = fields[name]
-        if not isinstance(fields[name], str | Sequence | np.ndarray):
+        if not isinstance(fields[name], str | Sequence | np.ndarray | jax.Array):
             shown = f"{fields[name]!r:.60}"
             raise ValueError(f"{shown} is not a prompt: give a text or a list of token ids")
     return asked

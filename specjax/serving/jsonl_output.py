@@ -27,6 +27,16 @@ BEGINNING = b'{"index": '  # of each line, with which an incomplete one must agr
 SYNC_EVERY = 1.0  # seconds; waiting for the disk after each line would slow the run down
 
 
+def as_written(value: Any) -> Any:
+    """Returns what is read of ``value`` where it is a part of a line."""
+    return json.loads(_encoded(value))
+
+
+def _encoded(value: Any) -> bytes:
+    # lone surrogates, which a tokenizer may produce, cannot be written as UTF-8
+    return json.dumps(value, ensure_ascii=False).encode(errors="replace")
+
+
 class OutputFile:
     """An output file, open for appending; a context manager that only one process may hold.
 
@@ -86,9 +96,7 @@ class OutputFile:
           OSError: the file cannot be written.
         """
         whole = [{**line, MADE_WITH: self._made_with[line["index"]]} for line in lines]
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in whole)
-        # lone surrogates, which a tokenizer may produce, cannot be written as UTF-8
-        left = memoryview(text.encode(errors="replace"))
+        left = memoryview(b"".join(_encoded(line) + b"\n" for line in whole))
         try:
             while left:
                 left = left[os.write(self._file, left) :]

@@ -21,7 +21,7 @@ from ..text.prepare import seed_key
 from . import jsonl_input
 from .identity import made_with
 from .jsonl_input import NEUTRAL, Broken, Prompt
-from .jsonl_output import OutputFile
+from .jsonl_output import OutputFile, as_written
 from .scheduler import Continuous, Row
 
 
@@ -199,7 +199,7 @@ def _check_ids(file: OutputFile, prompts: list[Prompt]) -> None:
     whoever joins the lines by their ids would give that text to another prompt."""
     for prompt in prompts:
         old = file.there.get(prompt.index, {}).get("id")
-        if prompt.index in file.there and old != json.loads(json.dumps(prompt.id)):
+        if prompt.index in file.there and json.dumps(old) != json.dumps(as_written(prompt.id)):
             raise ValueError(
                 f"output {file.name} has the text of prompt {prompt.index} with id={old!r}, and "
                 f"that prompt has id={prompt.id!r} now: give the same ids as before, or name "
