@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import specjax
-from benchmarks import drawn, expected, head_rows, heads, heldout, runner
+from benchmarks import best_trees, drawn, expected, head_rows, heads, heldout, runner
+from specjax import trees
 from specjax.text import drafter_names
 
 
@@ -19,7 +20,7 @@ def stored(folder):
     return header, lines, (folder / "README.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("script", [heads, drawn])
+@pytest.mark.parametrize("script", [heads, drawn, best_trees])
 def test_rows_that_were_stored_before_give_the_page_that_is_stored(script):
     header, lines, page = stored(script.RESULTS)
     assert script.page(header, lines) == page
@@ -190,6 +191,33 @@ def test_heads_may_have_a_target_of_their_own(measured, monkeypatch, tmp_path):
     assert f" --target {folder / 'target'} --" in page and "Heads of a target of" in page
     with pytest.raises(SystemExit):
         heads.main([*words, "--grown"])
+
+
+def test_the_best_tree_of_a_head_is_chosen_by_prompts_that_are_not_measured(monkeypatch, tmp_path):
+    chosen, measured = [], {}
+
+    def counted(lm, head, prompts, depth, new):
+        chosen.extend(prompts)
+        return np.asarray([[0.5, 0.3, 0.1], [0.6, 0.1, 0.0], [0.2, 0.1, 0.0]])[:depth]
+
+    def tau(lm, head, shape, prompts, new):
+        measured[shape] = prompts
+        return {"tau": 2.0, "low": 1.5, "high": 2.5}
+
+    monkeypatch.setattr(best_trees, "counted", counted)
+    monkeypatch.setattr(best_trees, "tau", tau)
+    words = ["Own=medusa", "--prompts", "3", "--chosen-by", "2", "--nodes", "3", "4", "--trees"]
+    assert best_trees.main([*words, "3x1", "chain:9", "--out", str(tmp_path)]) == 0
+    assert [*chosen, *heldout.prompts(3)] == heldout.prompts(5)
+    assert all(prompts == heldout.prompts(3) for prompts in measured.values())
+    # 0.5, 0.3 and 0.5 * 0.6 are the best three; then 0.3 * 0.6
+    best = [trees.Tree((-1, 0, 1, 0)), trees.Tree((-1, 0, 1, 0, 3))]
+    assert list(measured) == [trees.parse("3x1"), *best]  # no chain of nine: three heads
+    page = (tmp_path / "README.md").read_text("utf-8")
+    assert "| head | τ, 3x1 | τ, best of 3 | τ, best of 4 |" in page
+    assert "| Own | 2 (2), 1 (1) | 2.10 | 2 (2), 2 (1) | 2.28 |" in page
+    assert best_trees.main([*words, "3x1", "chain:9", "--out", str(tmp_path)]) == 0
+    assert len(chosen) == 2  # a finished row is kept
 
 
 def test_heads_in_folders_are_drawn_beside_each_other(monkeypatch, tmp_path):
