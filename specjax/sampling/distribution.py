@@ -180,35 +180,30 @@ class Sampling:
           ValueError: an array has another number of rows or another rank.
         """
 
-        def row(x: jax.typing.ArrayLike, dtype, rank=1) -> jax.Array:
-            x = jnp.asarray(x, dtype)
+        def row(name: str, dtype=jnp.float32, rank=1) -> jax.Array | None:
+            if getattr(self, name) is None:
+                return None
+            x = jnp.asarray(getattr(self, name), dtype)
+            accepted = "a scalar or [B]" if rank == 1 else "[V] or [B, V]"
             if not rank - 1 <= x.ndim <= rank:
-                accepted = "a scalar or [B]" if rank == 1 else "[V] or [B, V]"
-                raise ValueError(f"a sampling setting has shape {x.shape}: give {accepted}")
+                raise ValueError(f"{name} has shape {x.shape}: give {accepted}")
             shape = (batch,) + x.shape[x.ndim - rank + 1 :]
             if x.ndim == rank and x.shape[0] != batch:
                 raise ValueError(
-                    f"a sampling setting has {x.shape[0]} rows, the batch has {batch}: "
-                    "give a scalar or one value for each row"
+                    f"{name} has {x.shape[0]} rows, the batch has {batch}: give {accepted}"
                 )
             return jnp.broadcast_to(x, shape)
 
-        def given(x: jax.typing.ArrayLike | None, dtype, rank=1) -> jax.Array | None:
-            return None if x is None else row(x, dtype, rank)
-
-        f32 = jnp.float32
-        return Sampling(
-            temperature=row(self.temperature, f32),
-            top_k=given(self.top_k, jnp.int32),
-            top_p=given(self.top_p, f32),
-            min_p=given(self.min_p, f32),
-            repetition_penalty=given(self.repetition_penalty, f32),
-            logit_bias=given(self.logit_bias, f32, rank=2),
-            presence_penalty=given(self.presence_penalty, f32),
-            frequency_penalty=given(self.frequency_penalty, f32),
-            logits_processor=self.logits_processor,
-            process_drafts=self.process_drafts,
-            greedy=self.greedy,
+        return dataclasses.replace(
+            self,
+            temperature=row("temperature"),
+            top_k=row("top_k", jnp.int32),
+            top_p=row("top_p"),
+            min_p=row("min_p"),
+            repetition_penalty=row("repetition_penalty"),
+            logit_bias=row("logit_bias", rank=2),
+            presence_penalty=row("presence_penalty"),
+            frequency_penalty=row("frequency_penalty"),
         )
 
     def per_row(self) -> list[str]:
