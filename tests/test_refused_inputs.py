@@ -36,6 +36,7 @@ SIBLINGS = TreeDrafter(model=MODEL, sibling_sampling="iid")
         (dict(drafter=SIBLINGS, rule="block"), "judges chains"),
         (dict(sampling=Sampling(top_p=np.ones(3))), "top_p has 3 rows, the batch has 1"),
         (dict(sampling=Sampling(min_p=np.ones((1, 1)))), "min_p has shape .1, 1.: give a scalar"),
+        (dict(sampling=Sampling(logit_bias={5: 1.0})), "a mapping, which specjax.generate takes"),
         (dict(sampling=Sampling(logit_bias=np.zeros(5))), "logit_bias has 5 entries"),
     ],
     ids=lambda x: x if isinstance(x, str) else None,

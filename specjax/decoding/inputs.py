@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -377,6 +377,11 @@ def check_request(target, drafter, tokens, lengths, max_new_tokens, capacity, sa
         )
     sampling.check()
     bias = sampling.logit_bias
+    if isinstance(bias, Mapping):
+        raise ValueError(
+            "logit_bias is a mapping, which specjax.generate takes: give an array of shape "
+            f"[{target.vocab_size}] here, or one for each row"
+        )
     if bias is not None and np.shape(bias)[-1:] != (target.vocab_size,):
         raise ValueError(
             f"logit_bias has {(np.shape(bias) or (0,))[-1]} entries, the target's vocabulary "
