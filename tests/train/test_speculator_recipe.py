@@ -91,7 +91,8 @@ LAYER = speculator.PrefixConfig(hidden_size=16, head_dim=8, intermediate_size=12
 def test_a_speculator_is_trained_on_the_logits_that_it_drafts_with(rows, kind, prefix):
     made, setting, rows = rows
     rows = dataclasses.replace(rows, segments=(jnp.arange(25) > 9) + jnp.zeros_like(rows.segments))
-    made = dataclasses.replace(made, kind=kind, prefix=prefix or made.prefix)
+    size = speculator.Config.inner_size if kind == "redrafter" else made.inner_size
+    made = dataclasses.replace(made, kind=kind, prefix=prefix or made.prefix, inner_size=size)
     heads = speculator.MAKERS[kind](made, setting)
     target, params = setting.lm.target, setting.lm.params
     noise = iter(jax.random.split(jax.random.key(1), 99))
