@@ -147,7 +147,7 @@ def _reading_more(heads: HeadLM, target: LM) -> HeadLM:
             "norms of the features, can read a wider target"
         )
     own = dataclasses.replace(config, feature_size=wide)
-    grown = dataclasses.replace(drafter, config=own, target=target.target)
+    grown = dataclasses.replace(drafter, config=own, target=target.target, layer=None)
 
     def grow(old, new):
         if old.shape == new.shape:

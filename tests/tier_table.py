@@ -187,7 +187,7 @@ LINES = {
         (EVERYTHING, FULL),
     ],
     "test_forty_lines.py": [("one_law", MERGE)],
-    "test_grown.py": FULL,
+    "test_grown.py": [("reads_what_it_read", MERGE), (EVERYTHING, FULL)],
     "test_head_benchmarks.py": [("measured_together", FULL), ("in_folders", MERGE)],
     "test_heads.py": [("authors|named|wrong|counts|_kept|rows_at", MERGE), (EVERYTHING, FULL)],
     "test_heads_decode.py": MERGE,
