@@ -84,7 +84,10 @@ FOLDERS = {
     "train/test_reward_recipe.py": [("fault", DEFAULT), ("labels", FULL), (EVERYTHING, MERGE)],
     "train/test_report.py": MERGE,
     "train/test_regenerate.py": [("another_request", MERGE), (EVERYTHING, FULL)],
-    "train/test_resume.py": [("damaged|the_least_is|holds_its|full_while", MERGE), (EVERYTHING, FULL)],
+    "train/test_resume.py": [
+        ("damaged|the_least_is|holds_its|full_while", MERGE),
+        (EVERYTHING, FULL),
+    ],
     "train/test_early_exit.py": [
         ("dropout_and_exits|dropped|the_recipe_trains", FULL),
         (EVERYTHING, MERGE),
