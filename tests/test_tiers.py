@@ -98,8 +98,8 @@ def test_the_readme_says_in_which_tiers_a_proof_has_tests():
 
 def test_fault_a_cell_of_a_tier_that_has_no_such_test_is_seen():
     row = "| proof | default | merge | full |\n|---|---|---|---|\n| x (`{}`) | {} | {} | {} |\n"
-    assert not wrong_cells(row.format("test_grown.py", "", "", "all"))
-    assert wrong_cells(row.format("test_grown.py", "", "all", ""))
+    assert not wrong_cells(row.format("test_workloads.py", "", "", "all"))
+    assert wrong_cells(row.format("test_workloads.py", "", "all", ""))
     assert wrong_cells(row.format("test_coupled.py", "one", "", "all"))
 
 
