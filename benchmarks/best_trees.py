@@ -34,6 +34,7 @@ from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "best-trees"
 SHAPES = ("chain:3", "3x2x1", "expand:3x3x7")
+NEW, TARGET = 64, "embedded"
 BATCH = 16  # prompts that are counted or decoded together
 RANKS = 6  # the most children of a node
 DEEPEST = 8  # the most levels, where the head drafts further
@@ -49,9 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
     what = "prompts to choose trees by, before those that are measured"
     parser.add_argument("--chosen-by", type=head_rows.length, default=64, metavar="N", help=what)
     parser.add_argument(
-        "--new", type=head_rows.length, default=64, help="new tokens of each prompt"
+        "--new", type=head_rows.length, default=NEW, help="new tokens of each prompt"
     )
-    parser.add_argument("--target", default="embedded", help="name or folder of the heads' target")
+    parser.add_argument("--target", default=TARGET, help="name or folder of the heads' target")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(arguments)
     given = {"heads", "out"}
@@ -128,6 +129,9 @@ def page(header: dict, lines: list[dict]) -> str:
     """The page of the results, of the lines that are kept of rows."""
     command = [f"--nodes {' '.join(map(str, header['nodes']))}", f"--prompts {header['prompts']}"]
     command += [f"--chosen-by {header['chosen_by']}"]
+    command += [f"--trees {' '.join(header['trees'])}"] * ([*header["trees"]] != [*SHAPES])
+    command += [f"--new {header['new']}"] * (header["new"] != NEW)
+    command += [f"--target {header['target']}"] * (header["target"] != TARGET)
     said = ("suite", "nodes", "trees")
     facts = ", ".join(f"{k} {v}" for k, v in header.items() if v and k not in said)
     text = (
@@ -143,7 +147,7 @@ def page(header: dict, lines: list[dict]) -> str:
     columns |= {f"τ, {shape}": tau_cell(shape) for _, f in heads for shape in f["tau"]}
     text += f"\n{cells.table(columns, heads)}\n"
     columns = {"head": lambda name, f: name}
-    for best in heads[0][1]["parents"]:
+    for best in dict.fromkeys(best for _, f in heads for best in f["parents"]):
         columns |= {best: levels_cell(best), f"expected τ, {best}": expected_cell(best)}
     text += (
         "\n## The trees\n\nThe number of tokens at each depth, and in parentheses the most "

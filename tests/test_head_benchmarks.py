@@ -197,25 +197,42 @@ def test_the_best_tree_of_a_head_is_chosen_by_prompts_that_are_not_measured(monk
     chosen, measured = [], {}
 
     def counted(lm, head, prompts, depth, new):
+        if "eagle3" in head.name:
+            raise ValueError("no choices")
         chosen.extend(prompts)
         return np.asarray([[0.5, 0.3, 0.1], [0.6, 0.1, 0.0], [0.2, 0.1, 0.0]])[:depth]
 
     def tau(lm, head, shape, prompts, new):
         measured[shape] = prompts
-        return {"tau": 2.0, "low": 1.5, "high": 2.5}
+        return {"tau": 3.0 if "eagle3" in head.name else 2.0, "low": 1.5, "high": 2.5}
 
     monkeypatch.setattr(best_trees, "counted", counted)
     monkeypatch.setattr(best_trees, "tau", tau)
-    words = ["Own=medusa", "--prompts", "3", "--chosen-by", "2", "--nodes", "3", "4", "--trees"]
+    words = [
+        "Own=medusa",
+        "eagle3",
+        "--prompts",
+        "3",
+        "--chosen-by",
+        "2",
+        "--nodes",
+        "3",
+        "4",
+        "--trees",
+    ]
     assert best_trees.main([*words, "3x1", "chain:9", "--out", str(tmp_path)]) == 0
     assert [*chosen, *heldout.prompts(3)] == heldout.prompts(5)
     assert all(prompts == heldout.prompts(3) for prompts in measured.values())
     # 0.5, 0.3 and 0.5 * 0.6 are the best three; then 0.3 * 0.6
     best = [trees.Tree((-1, 0, 1, 0)), trees.Tree((-1, 0, 1, 0, 3))]
-    assert list(measured) == [trees.parse("3x1"), *best]  # no chain of nine: three heads
+    # Medusa has three heads, so that the other one alone drafts the chain
+    assert list(measured) == [trees.parse("3x1"), *best, trees.chain(9)]
     page = (tmp_path / "README.md").read_text("utf-8")
-    assert "| head | τ, 3x1 | τ, best of 3 | τ, best of 4 |" in page
+    assert "| head | τ, 3x1 | τ, chain:9 | τ, best of 3 | τ, best of 4 |" in page
     assert "| Own | 2 (2), 1 (1) | 2.10 | 2 (2), 2 (1) | 2.28 |" in page
+    assert "| eagle3 | 3.000 [" in page and "| eagle3 |  |  |  |  |" in page  # the first row
+    assert "Without trees for eagle3: no choices." in page
+    assert "--chosen-by 2 --trees 3x1 chain:9\n" in page
     assert best_trees.main([*words, "3x1", "chain:9", "--out", str(tmp_path)]) == 0
     assert len(chosen) == 2  # a finished row is kept
 

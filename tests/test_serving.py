@@ -373,6 +373,20 @@ def test_an_id_that_json_or_utf8_changes_is_that_of_the_line_that_was_written(na
             if not file.there:
                 file.add([{"index": 0, "id": name}])
     assert file.there
+    with OutputFile(tmp_path / "out.jsonl", {0: {}}) as file:
+        found, _ = jsonl_input.read(TOY_LM, [{"prompt": [1, 2], "id": "b"}], defaults, 0)
+        with pytest.raises(ValueError, match="has id='b' now"):
+            offline._check_ids(file, found)
+
+
+def test_equal_ids_are_the_same_in_whatever_order_their_keys_were_written(tmp_path):
+    defaults = {**jsonl_input.NEUTRAL, "max_new_tokens": 8, "seed": None, "stop": None}
+    defaults |= {"stop_strings": None}
+    lines = [{"prompt": [1, 2], "id": {"a": 1, "b": 2}}, {"prompt": [1, 2], "id": 1}]
+    found, _ = jsonl_input.read(TOY_LM, lines, defaults, 0)
+    with OutputFile(tmp_path / "out.jsonl", {0: {}, 1: {}}) as file:
+        file.add([{"index": 0, "id": {"b": 2, "a": 1}}, {"index": 1, "id": 1.0}])
+        offline._check_ids(file, found)
 
 
 def test_the_texts_that_end_a_line_replace_those_of_the_run(pair):

@@ -81,7 +81,9 @@ def alone(folder: Path):
       ConfigError: another process trains there.
     """
     place = folder.resolve()
-    if fcntl is None or jax.process_count() > 1 or place in _HELD:
+    # asked in this order: counting processes starts the devices, which many recipes do not need
+    several = jax.distributed.is_initialized() and jax.process_count() > 1
+    if fcntl is None or place in _HELD or several:
         yield
         return
     missing = [path for path in (place, *place.parents) if not path.exists()]
@@ -123,7 +125,7 @@ def check_config(folder: Path, flat: dict) -> None:
         kind = _kind(ours)
         if kind is not None:
             meant = {name: value for name, value in defaults(kind).items() if name in flat}
-            old = meant | settled(kind, old)
+            old, flat = meant | settled(kind, old), settled(kind, flat)
         changed = differences(old | {"recipe": ours}, flat | {"recipe": ours})
         if changed:
             raise ConfigError(

@@ -6,6 +6,7 @@ a system's message, which may be left out, users and assistant take turns.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import re
@@ -17,12 +18,14 @@ TURNS = ("user", "assistant")
 CUT = "cut"  # a field of a message: the answer was cut at its budget, so its end is not learned
 TODAY = datetime.datetime(2025, 1, 1)  # of templates that print it: the same on any day of a run
 DATE = "strftime_now"  # the function that prints today in a template
-# in the place of it, before a template: a macro that writes TODAY in any format
+CALL = re.compile(r"""\bstrftime_now\(\s*(["'])(.*?)\1\s*\)""")  # with a literal format
+# in the place of the function, before a template: a macro that writes TODAY in any format
 TODAYS = (
     "{% macro strftime_now(format) %}{% set date = namespace(text=format) %}"
     "{% for code, text in CODES %}{% set date.text = date.text.replace(code, text) %}{% endfor %}"
     "{{ date.text }}{% endmacro %}\n"
 )
+FLAGS = ("", "-", "_", "0", "^", "#", "E", "O")  # of a code of ``strftime``
 MARKED = re.compile(r"\{%-?\s*generation\b")  # marks the assistant's text in a template
 
 
@@ -66,9 +69,11 @@ def checked(messages) -> list[dict]:
 @functools.cache
 def _todays() -> str:
     """``TODAYS`` with what each code of ``strftime`` stands for; ``%%`` is kept apart meanwhile."""
-    codes = [f"%{flag}{letter}" for letter in string.ascii_letters for flag in ("", "-")]
-    found = [(code, TODAY.strftime(code)) for code in codes]
-    return TODAYS.replace("CODES", repr([("%%", "\0"), *found, ("\0", "%")]))
+    found = [("%%", "\0")]
+    for code in (f"%{flag}{letter}" for letter in string.ascii_letters for flag in FLAGS):
+        with contextlib.suppress(ValueError):  # a flag that this system does not know
+            found.append((code, TODAY.strftime(code)))
+    return TODAYS.replace("CODES", repr([*found, ("\0", "%")]))
 
 
 def rendered(tokenizer, messages, asks: bool = True, **how):
@@ -86,7 +91,8 @@ def rendered(tokenizer, messages, asks: bool = True, **how):
     from jinja2 import TemplateError
 
     template = tokenizer.backend.get_chat_template()
-    if DATE in template:
+    template = CALL.sub(lambda call: repr(TODAY.strftime(call[2])), template)
+    if DATE in template:  # the macro takes time with every call
         template = _todays() + template
     how |= dict(add_generation_prompt=asks, chat_template=template)
     try:

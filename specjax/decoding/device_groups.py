@@ -29,6 +29,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from .. import sharding
+from .._internal.own_arithmetic import own_arithmetic
 from ..types import AheadDrafter, Draft, Drafter, DrafterWrapper, PyTree, Segment, Target
 from . import contract_checks as checks
 from . import prefill, round
@@ -65,6 +66,7 @@ def _start(target, drafter, rule, capacity, params, request: DecodeInputs) -> St
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
+@own_arithmetic
 def _begin(drafter: Drafter, capacity: int, params, view: State) -> PyTree:
     """The drafter's state after the prompts."""
     own, batch = params["drafter"], len(view.length)
@@ -73,11 +75,13 @@ def _begin(drafter: Drafter, capacity: int, params, view: State) -> PyTree:
 
 
 @functools.partial(jax.jit, static_argnums=0)
+@own_arithmetic
 def _draft_ready(drafter: AheadDrafter, params, state: PyTree, view: State):
     return drafter.draft_ready(params["drafter"], None, state, _for_drafts(params, view))
 
 
 @functools.partial(jax.jit, static_argnums=0)
+@own_arithmetic
 def _draft_on(drafter: AheadDrafter, params, state: PyTree, view: State, draft: Draft):
     context = _for_drafts(params, view)
     made = drafter.draft_on(params["drafter"], None, state, context, draft)
@@ -86,6 +90,7 @@ def _draft_on(drafter: AheadDrafter, params, state: PyTree, view: State, draft: 
 
 
 @functools.partial(jax.jit, static_argnums=0)
+@own_arithmetic
 def _observe(drafter: Drafter, params, state: PyTree, segment: Segment, draft: Draft) -> PyTree:
     assert segment.round is not None
     segment = dataclasses.replace(segment, round=(draft, *segment.round[1:]))
@@ -93,6 +98,7 @@ def _observe(drafter: Drafter, params, state: PyTree, segment: Segment, draft: D
 
 
 @functools.partial(jax.jit, static_argnums=0)
+@own_arithmetic
 def _score(target: Target, params, state: State, draft: Draft):
     """The target's pass; the draft has no guess, which may still be on its way."""
     live = state.budget > 0

@@ -153,6 +153,7 @@ class DecoderConfig:
             elif name in ("eos_ids", "plain_layers"):
                 known = isinstance(value, tuple) and all(map(is_whole, value))
                 wanted = "hold whole numbers, and nothing else"
+                wanted = "be a tuple" if isinstance(value, list) else wanted
             if not known:
                 raise ValueError(f"{name}={value!r}: it must {wanted}")
 

@@ -198,8 +198,9 @@ def _check_ids(file: OutputFile, prompts: list[Prompt]) -> None:
     """Raises ValueError where a line of an earlier run has another ``"id"`` than its prompt has:
     whoever joins the lines by their ids would give that text to another prompt."""
     for prompt in prompts:
-        old = file.there.get(prompt.index, {}).get("id")
-        if prompt.index in file.there and json.dumps(old) != json.dumps(as_written(prompt.id)):
+        old, own = file.there.get(prompt.index, {}).get("id"), as_written(prompt.id)
+        texts = [json.dumps(value, sort_keys=True) for value in (old, own)]  # NaN is not itself
+        if prompt.index in file.there and old != own and texts[0] != texts[1]:
             raise ValueError(
                 f"output {file.name} has the text of prompt {prompt.index} with id={old!r}, and "
                 f"that prompt has id={prompt.id!r} now: give the same ids as before, or name "

@@ -428,7 +428,9 @@ def test_a_run_that_was_begun_with_a_setting_without_effect_goes_on_without_it(t
     sizes = dict(hidden_size=8, intermediate_size=8, num_layers=1, head_dim=8)
     sizes |= dict(num_heads=1, num_kv_heads=1)
     now = config.resolved(distill.Config(model=model.ModelConfig(**sizes)))
-    (tmp_path / checkpoint.CONFIG).write_text(json.dumps(now | {"temperature": 2.0, "beta": 0.1}))
+    begun = now | {"temperature": 2.0, "beta": 0.1}
+    (tmp_path / checkpoint.CONFIG).write_text(json.dumps(begun))
+    checkpoint.check_config(tmp_path, begun)  # the same command, which is refused by name later
     checkpoint.record_config(tmp_path, now)
 
 
