@@ -5,9 +5,10 @@ chains of one to five tokens, in turn with plain decoding. Parts of rounds (draf
 target, plain rounds) are timed on the same machine, and the calculator is given what was measured:
 first what the field's formula takes, one acceptance rate and the cost of a draft step; then the
 rates of each position and the costs of the target's passes; then the rest of a round, as the runs
-of the other lengths say. So no time of the run that a speed-up is compared with
-is used. The page states the errors, also those of the time to the first token (TTFT). Needs an idle
-machine. This measures requests that are decoded together::
+of the other lengths say; and, for one half of the prompts, that rest as the runs of the other half
+say. So no time of the run that a speed-up is compared with is used. The page states the errors,
+also those of the time to the first token (TTFT). Needs an idle machine. This measures requests that
+are decoded together::
 
     python -m benchmarks.calculator --batch 8 --prompts 48 --repetitions 10 --out FOLDER
 """
@@ -33,13 +34,15 @@ from .tables import cells
 RESULTS = Path(__file__).parent / "results" / "calculator"
 DRAFTERS, TEMPERATURES, LENGTHS = ("draft", "eagle3"), (0.0, 1.0), (1, 2, 3, 4, 5)
 PROMPTS = 16
-REPETITIONS = 20  # of the run of each prompt, and of the parts of its rounds
+REPETITIONS = 24  # of the run of each prompt, and of the parts of its rounds
 ROUNDS = 16  # of which a part is timed in one call; half of them for several requests
+TIMED = 1 / 3  # of the parts of rounds: the share that one turn times
 KINDS = {
     "formula": "α, c",
     "passes": "rates, c, passes",
     "others": "and the rest of other rounds",
 }
+HALVES = 2  # parts of the prompts, each of which is computed with the rest of a round of the other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +58,15 @@ class Part:
     many: timing.Call
     one: timing.Call
 
-    def seconds(self) -> float:
-        """Seconds in one round."""
+    def calls(self) -> tuple[float, float]:
+        """Seconds of the call of several rounds, and of that of one round."""
         self.many.seconds()
-        further = self.many.seconds() * self.many.times - self.one.seconds()
-        return further / (self.many.times - 1)
+        return self.many.seconds() * self.many.times, self.one.seconds()
+
+    def seconds(self, calls: list[tuple[float, float]]) -> float:
+        """Seconds in one round, of what ``calls`` returned in all turns."""
+        many, one = np.mean(calls, axis=0)
+        return float(many - one) / (self.many.times - 1)
 
 
 def round_parts(
@@ -95,18 +102,20 @@ def round_parts(
     return found
 
 
-def in_turn(parts: list[dict[str, Part]], spent: list[dict[str, list[float]]], rng):
-    """A function for ``heldout.measure_model`` that runs requests, and adds the seconds of the
-    parts of their rounds to ``spent``, all in an order that ``rng`` draws."""
-    turn = [(way, name) for way, one in enumerate(parts) for name in ("run", *one)]
+def in_turn(parts: list[dict[str, Part]], spent: list[dict[str, list]], rng):
+    """A function for ``heldout.measure_model`` that runs requests, and adds the seconds of calls of
+    some of the parts of their rounds to ``spent``, all in an order that ``rng`` draws."""
+    all_parts = [(way, name) for way, one in enumerate(parts) for name in one]
+    requests = [(way, "run") for way in range(len(parts))]
 
     def runs(works, order):
         seconds, outs = np.zeros((len(works), 2)), [None] * len(works)
-        for way, name in rng.permutation(np.asarray(turn, object)):
+        some = rng.permutation(np.asarray(all_parts, object))[: round(TIMED * len(all_parts))]
+        for way, name in rng.permutation(np.asarray([*requests, *some], object)):
             if name == "run":
                 *seconds[way], outs[way] = heldout.run(works[way])
             else:
-                spent[way][name].append(parts[way][name].seconds())
+                spent[way][name].append(parts[way][name].calls())
         return seconds, outs
 
     return runs
@@ -130,34 +139,45 @@ def computed(figures: dict, batch: int) -> list[dict]:
       for each chain ``run``, as measured; ``pass_seconds``, those of a pass over one token of each
       row, in plain runs; in such passes, what was measured (``inputs``, as ``calculate`` takes
       them, with the ``rate`` of all positions) and what the run's rounds cost beside it
-      (``rest``); and a speed-up for each of ``KINDS``.
+      (``rest``); a speed-up for each of ``KINDS``; and ``halves``, see ``beside_other_half``.
     """
-    plain, *parts = ({part: np.mean(x) for part, x in one.items()} for one in figures["seconds"])
+    plain, *parts = figures["seconds"]
     one = min(plain["pass"], plain["round"])
     overhead = plain["round"] / one - 1
     chains = []
     for num, part, measured in zip(LENGTHS, parts, figures["chains"], strict=True):
-        run = measured["run"]
-        shares = run["acceptance_by_position"]
-        running = batch / run["slowest"]  # rows that still run in a round, on average
-        seconds = batch * run["seconds_per_plain_step"] / (1 + overhead)
         draft, verify = max(0.0, part["draft"]) / one, part["pass"] / one  # noise of few calls
-        rest = running * run["seconds_per_round"] / seconds - draft - verify - overhead
-        known = {
-            "acceptance": conditional(shares),
-            "draft_cost": draft / num,
-            "passes": {1: 1.0, num + 1: verify},
-        }
-        rate = sum(shares) / (1 + sum(shares[:-1]))  # accepted, of those that could have been
-        inputs = {"rate": rate, **known, "overhead": overhead}
-        kinds = {
-            "formula": calculate(rate, num_draft=num, draft_cost=known["draft_cost"]),
-            "passes": calculate(**known),
-        }
-        said = {kind: found.asked.speedup for kind, found in kinds.items()}
-        chain = {"run": run, "pass_seconds": seconds, "inputs": inputs, "rest": rest}
-        chains.append(chain | said)
+        cost = {"draft_cost": draft / num, "passes": {1: 1.0, num + 1: verify}}
+
+        def beside_parts(run, num=num, cost=cost, parts=draft + verify):
+            """The chain of a run, without what the calculator says with a ``draft_overhead``."""
+            shares = run["acceptance_by_position"]
+            running = batch / run["slowest"]  # rows that still run in a round, on average
+            seconds = batch * run["seconds_per_plain_step"] / (1 + overhead)
+            rest = running * run["seconds_per_round"] / seconds - parts - overhead
+            known = {"acceptance": conditional(shares), **cost}
+            rate = sum(shares) / (1 + sum(shares[:-1]))  # accepted, of those that could have been
+            kinds = {
+                "formula": calculate(rate, num_draft=num, draft_cost=cost["draft_cost"]),
+                "passes": calculate(**known),
+            }
+            said = {kind: found.asked.speedup for kind, found in kinds.items()}
+            inputs = {"rate": rate, **known, "overhead": overhead}
+            return {"run": run, "pass_seconds": seconds, "inputs": inputs, "rest": rest} | said
+
+        halves = beside_other_half([beside_parts(run) for run in measured["run"].get("parts", [])])
+        chains.append(beside_parts(measured["run"]) | {"halves": halves})
     return beside_others(chains)
+
+
+def beside_other_half(halves: list[dict]) -> list[dict]:
+    """The chains of one length on each half of the prompts, with the rest of a round of the other
+    half as ``draft_overhead`` (at least 0), and what the calculator says then (``others``)."""
+    found = []
+    for mine, other in zip(halves, reversed(halves), strict=True):
+        inputs = mine["inputs"] | {"draft_overhead": max(0.0, other["rest"])}
+        found.append({**mine, "inputs": inputs, "others": calculate(**given(inputs)).asked.speedup})
+    return found
 
 
 def beside_others(chains: list[dict]) -> list[dict]:
@@ -227,24 +247,28 @@ def measure(
     lm, drafter: str, temperature: float, *, prompts: list[str], new: int, batch: int, times: int
 ) -> dict:
     """What was measured of chains of ``LENGTHS`` tokens: the ``seconds`` of the parts of rounds, of
-    plain ones and of those of each chain, in each turn, and the figures of the runs (``chains``).
-    Each prompt is decoded ``times`` times.
+    plain ones and of those of each chain, and the figures of the runs (``chains``). Each prompt is
+    decoded ``times`` times.
 
     On a shared machine the seconds of one program differ by a fifth from call to call, and calls
     within the same second are alike. So runs and parts are timed in turn, in calls that are short,
-    and the means of all are compared.
+    and the means of all are compared; medians and the fastest calls vary more.
     """
     ways = [(drafter, Drafting(num=num)) for num in LENGTHS]
     sampling = specjax.Sampling(temperature=temperature)
     timed = round_parts(lm, prompts[:batch], ways, sampling, new, ROUNDS // (2 if batch > 1 else 1))
     spent = [{name: [] for name in one} for one in timed]
     for part in (part for one in timed for part in one.values()):  # compiled, and not counted
-        part.seconds()
+        part.calls()
     asked = [sampling] * (len(prompts) // batch)
-    how = dict(new=new, repetitions=times, average=np.mean)
+    how = dict(new=new, repetitions=times, average=np.mean, parts=HALVES)
     turns = in_turn(timed, spent, np.random.default_rng(0))
     runs = heldout.measure_model(lm, ways, prompts, asked, **how, runs=turns)
-    return {"seconds": spent, "chains": [{"run": run} for run in runs]}
+    seconds = [
+        {name: part.seconds(calls[name]) for name, part in one.items()}
+        for one, calls in zip(timed, spent, strict=True)
+    ]
+    return {"seconds": seconds, "chains": [{"run": run} for run in runs]}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -256,9 +280,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repetitions", type=int, default=REPETITIONS, help="runs of each prompt")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(arguments)
-    if not 1 <= args.batch <= args.prompts or args.prompts % args.batch:
+    if args.batch < 1 or args.prompts < HALVES * args.batch or args.prompts % args.batch:
         parser.error(
-            f"--batch {args.batch}: it must be at least 1 and divide --prompts {args.prompts}"
+            f"--batch {args.batch}: it must be at least 1 and divide --prompts {args.prompts} into "
+            f"{HALVES} batches or more"
         )
     compile_cache.enable()  # a run that was interrupted finds its programs again
     header = {"suite": "calculator", "prompts": args.prompts, "new": args.new}
@@ -273,6 +298,7 @@ def main(arguments: list[str] | None = None) -> int:
         kept.add({"row": row, "figures": figures})
         for num, one in zip(LENGTHS, computed(figures, args.batch), strict=True):
             errors = ", ".join(f"{kind} {error(one, kind):+.1%}" for kind in KINDS)
+            errors += "".join(f", half {error(half, 'others'):+.1%}" for half in one["halves"])
             print(row, num, f"{one['run']['ratio_rounds']['median']:.2f}", errors, flush=True)
     (args.out / "README.md").write_text(page(kept.header, kept.outcomes(rows)), encoding="utf-8")
     return 0
@@ -323,6 +349,9 @@ def page(header: dict, lines: list[dict]) -> str:
         **slowest,
         "measured": lambda row, one: cells.ratio(one["run"]["ratio_rounds"]),
         **{said: signed(kind) for kind, said in KINDS.items()},
+        "with the rest of the other half of the prompts": lambda row, one: ", ".join(
+            signed("others")(row, half) for half in one["halves"]
+        ),
     }
     delay_columns = {
         **which,
@@ -334,6 +363,9 @@ def page(header: dict, lines: list[dict]) -> str:
     errors = {said: [abs(error(one, kind)) for _, one in found] for kind, said in KINDS.items()}
     errors["of these, lengths between two others"] = [
         abs(error(one, "others")) for row, one in found if LENGTHS[0] < row["num"] < LENGTHS[-1]
+    ]
+    errors["with the rest of the other half of the prompts"] = [
+        abs(error(half, "others")) for _, one in found for half in one["halves"]
     ]
     errors["TTFT"] = [abs(one["ttft"][1] / one["ttft"][0] - 1) for _, one in times]
     summary = "\n".join(f"- {said}: {_spread(off)}" for said, off in errors.items())
@@ -364,10 +396,13 @@ def page(header: dict, lines: list[dict]) -> str:
         "and what the line through them says here, at least 0; with one and with five tokens the "
         "line goes beyond these lengths. "
         f"All costs are in passes over one token{' of each row' * (batch > 1)}, of which plain "
-        "decoding gives the seconds, and all times are means of all runs. *α* is one rate for all "
-        f"positions.{lasting} In parentheses: how far the computed speed-up is from the measured "
-        "one. *The rest of other rounds* is that by the others, so that no time of the run itself "
-        "is used.\n\n"
+        "decoding gives the seconds. All times are means. *α* is one rate for all positions."
+        f"{lasting} In parentheses: how far the computed speed-up is from the measured "
+        "one. *The rest of other rounds* is that by the others. *With the rest of the other half "
+        f"of the prompts*: the speed-up of every second {'batch' if batch > 1 else 'prompt'}, from "
+        "the first and from the second, each computed from its own rates and with the rest of the "
+        "rounds of the other half, of the same length. So no time of the run itself is used in "
+        "either.\n\n"
         f"Errors:\n\n{summary}\n\n"
         f"{cells.table(columns, found)}\n\n"
         "The time to the first token (TTFT) is the time in which target and drafter read the "

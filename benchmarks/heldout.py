@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -121,16 +123,19 @@ def one_by_one(works: list[GenerationTask], order) -> tuple[np.ndarray, list[spe
 
 
 def measure_model(
-    lm, ways, texts, samplings, new, repetitions, *, average=np.min, runs=one_by_one
+    lm, ways, texts, samplings, new, repetitions, *, average=np.min, runs=one_by_one, parts=1
 ) -> list[dict]:
     """The figures of each of ``ways``, a drafter and a ``Drafting``, for one model.
 
     The tokens of batch i are drawn by ``samplings[i]``. ``average`` makes one time of those of the
     repetitions of a batch, and ``runs`` times one repetition, of plain decoding and of each way in
-    an order that rotates. See ``measure_ways``.
+    an order that rotates. A repetition of all batches comes before the next, so that a machine that
+    slows down for a while slows all of them alike. See ``measure_ways``. With ``parts`` above 1 the
+    figures also hold those of every ``parts``-th batch, from the first, the second and so on
+    (``parts``).
     """
     batch = len(texts) // len(samplings)
-    seconds, found = [], [_Counts([], [], [], [], []) for _ in ways]
+    batches = []
     for index, sampling in enumerate(samplings):
         text = texts[index * batch : (index + 1) * batch]
         plain = Options(drafter=None, sampling=sampling, max_new_tokens=new, seed=index)
@@ -138,34 +143,57 @@ def measure_model(
             dataclasses.replace(plain, drafter=drafter, drafting=drafting)
             for drafter, drafting in ways
         ]
-        works = [
-            prepare_fastest(lm, text, options, least_width=SLOTS, least_buffer=SLOTS)
-            for options in (plain, *fast)
-        ]
-        if index == 0:
-            for work in works:
-                run(work)
-        spent = []
-        for repetition in range(repetitions):
-            taken, outs = runs(works, np.roll(range(len(works)), -(index + repetition + 1)))
-            spent.append(taken)
-        seconds.append(average(spent, axis=0))
-        for one, work, out in zip(found, works[1:], outs[1:], strict=True):
-            one.add(work.prompts, outs[0], out)
-    spent = np.asarray(seconds)  # [batches, 1 + ways, 2]
+        batches.append(
+            [
+                prepare_fastest(lm, text, options, least_width=SLOTS, least_buffer=SLOTS)
+                for options in (plain, *fast)
+            ]
+        )
+    for work in batches[0]:
+        run(work)
+    found = [_Counts([], [], [], [], []) for _ in ways]
+    spent = np.empty((repetitions, len(batches), 1 + len(ways), 2))
+    for repetition, (index, works) in itertools.product(range(repetitions), enumerate(batches)):
+        order = np.roll(range(len(works)), -(index + repetition + 1))
+        spent[repetition, index], outs = runs(works, order)
+        if repetition == repetitions - 1:
+            for one, work, out in zip(found, works[1:], outs[1:], strict=True):
+                one.add(work.prompts, outs[0], out)
+    spent = average(spent, axis=0)  # [batches, 1 + ways, 2]
     greedy = samplings[0].greedy
-    return [one.figures(spent[:, [0, way]], greedy) for way, one in enumerate(found, start=1)]
+    figures = []
+    for way, one in enumerate(found, start=1):
+        mine = spent[:, [0, way]]
+        figures.append(one.figures(mine, greedy))
+        if parts > 1:
+            some = [range(first, len(mine), parts) for first in range(parts)]
+            figures[-1]["parts"] = [one.of(at).figures(mine[at], greedy) for at in some]
+    return figures
 
 
 @dataclasses.dataclass(frozen=True)
 class _Counts:
-    """The counts of one drafter: of each batch, and of each of its rows."""
+    """The counts of one drafter: a list for each kind of count, with one entry for each batch.
+
+    Attributes:
+      stats: the sums of ``COUNTS`` over the rows, the tokens that plain decoding emitted, and the
+        rounds of the slowest row.
+      sizes: the number of rows.
+      accepted_at: the rounds in which each draft position was accepted.
+      same: for each row whether its text is that of plain decoding.
+      rows: the new tokens of each row.
+    """
 
     stats: list
     sizes: list
     accepted_at: list
     same: list
     rows: list
+
+    def of(self, batches: Sequence[int]) -> _Counts:
+        """The counts of some of the batches."""
+        fields = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        return _Counts(*([field[at] for at in batches] for field in fields))
 
     def add(self, prompts: list[np.ndarray], plain, fast) -> None:
         """Adds the results of a batch."""
@@ -174,14 +202,16 @@ class _Counts:
         self.stats[-1].append(int(np.max(fast.stats.rounds)))
         self.sizes.append(len(prompts))
         self.accepted_at.append(np.sum(np.asarray(fast.stats.accepted_at), axis=0))
+        self.same.append([])
+        self.rows.append([])
         for row, prompt in enumerate(prompts):
             said = [np.asarray(o.tokens)[row, : int(o.lengths[row])] for o in (plain, fast)]
-            self.same.append(np.array_equal(*said))
-            self.rows.append(said[1][len(prompt) :])
+            self.same[-1].append(np.array_equal(*said))
+            self.rows[-1].append(said[1][len(prompt) :])
 
     def figures(self, seconds: np.ndarray, greedy: bool) -> dict:
         """The figures, for seconds ``[batches, 2, 2]``: plain, speculative; reading, rounds."""
-        stats = np.asarray(self.stats, float)
+        stats, same = np.asarray(self.stats, float), [one for rows in self.same for one in rows]
         rounds, emitted, drafted, accepted, plain_emitted, longest = stats.T
         result, read = {}, np.asarray(self.sizes, float)  # reading emits a token of each row
         for name, spent, first in (
@@ -197,8 +227,8 @@ class _Counts:
             "slowest": (longest * read).sum() / rounds.sum(),  # rounds: slowest row by mean row
             "acceptance": accepted.sum() / max(1.0, drafted.sum()),
             "acceptance_by_position": (_sum(self.accepted_at) / rounds.sum()).tolist(),
-            "repeated_4grams": repeated_ngrams(self.rows),
-            "identical": f"{sum(self.same)} of {len(self.same)}" if greedy else None,
+            "repeated_4grams": repeated_ngrams([one for rows in self.rows for one in rows]),
+            "identical": f"{sum(same)} of {len(same)}" if greedy else None,
             "seconds_per_round": seconds[:, 1, 1].sum() / rounds.sum(),
             "seconds_per_plain_step": seconds[:, 0, 1].sum() / plain_emitted.sum(),
         }

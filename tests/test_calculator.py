@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import specjax
 from benchmarks import calculator as measured
 from benchmarks import runner
 from specjax import cli, trees
@@ -66,17 +67,18 @@ def chains_of(rests, monkeypatch, rows=1):
     twice as slow as they were in the runs."""
     monkeypatch.setattr(measured, "LENGTHS", (1, 2, 4))
     draft, verify, every, step = 0.25, (1.5, 1.6, 2.0), 0.25, 2.0  # in passes; a pass: 2 seconds
-    seconds = [{"pass": [3.0, 5.0], "round": [5.0]}]
+    seconds = [{"pass": 4.0, "round": 5.0}]
     # the rounds of two rows, and the shares of rounds in which positions were accepted
     rounds = {1: (45, 35), 2: (35, 25), 4: (28, 20)}
     accepted = {1: [40], 2: [40, 20], 4: [30, 20, 12, 10]}
     chains = []
     for num, rest, cost in zip(measured.LENGTHS, rests, verify, strict=True):
-        seconds.append({"draft": [4 * draft * num], "pass": [4 * cost]})
+        seconds.append({"draft": 4 * draft * num, "pass": 4 * cost})
         mine = rounds[num] if rows == 2 else (sum(rounds[num]) // 2,)
         stats = [[sum(mine), 60 * rows, num * sum(mine), 0, 60 * rows, max(mine)]]
         at = np.asarray(accepted[num]) * rows // 2
-        counts = measured.heldout._Counts(stats, [rows], [at], [True] * rows, [[1] * 60] * rows)
+        same, said = [[True] * rows], [[[1] * 60] * rows]
+        counts = measured.heldout._Counts(stats, [rows], [at], same, said)
         spent = max(mine) * step * (num * draft + cost + every + rest)
         times = np.asarray([[[1.0, 60 * step * (1 + every)], [1.0, spent]]])
         chains.append({"run": counts.figures(times, True)})
@@ -103,6 +105,45 @@ def test_the_rest_of_a_run_is_not_used_for_its_own_speedup(monkeypatch):
     said = [one["inputs"]["draft_overhead"] for one in found]
     assert said == pytest.approx((lines + means) / 2)
     assert found[1]["others"] == pytest.approx(2 * 1.25 / (1.6 + 2 * 0.25 + 0.25 + 0.325))
+
+
+def test_each_half_of_the_prompts_is_computed_with_the_rest_of_the_other(monkeypatch):
+    """Of two batches, the second of which spends longer on rounds that accept more."""
+    monkeypatch.setattr(measured, "LENGTHS", (2,))
+    monkeypatch.setattr(measured, "beside_others", lambda chains: chains)
+    rounds, accepted, rests = (30, 24), ([20, 10], [20, 16]), (0.4, 1.4)
+    counts = measured.heldout._Counts([], [], [], [], [])
+    times = []
+    for number, at, rest in zip(rounds, accepted, rests, strict=True):
+        counts.stats.append([number, 60, 2 * number, sum(at), 60, number])
+        counts.sizes.append(1)
+        counts.accepted_at.append(np.asarray(at))
+        counts.same.append([True])
+        counts.rows.append([[1] * 60])
+        times.append([[1.0, 60 * 2.0 * 1.25], [1.0, number * 2.0 * (1.6 + 0.5 + 0.25 + rest)]])
+    runs = [counts.of([half]).figures(np.asarray(times)[[half]], True) for half in range(2)]
+    run = counts.figures(np.asarray(times), True) | {"parts": runs}
+    seconds = [{"pass": 4.0, "round": 5.0}, {"draft": 2.0, "pass": 6.4}]
+    found = measured.computed({"seconds": seconds, "chains": [{"run": run}]}, 1)[0]["halves"]
+    assert [one["rest"] for one in found] == pytest.approx(rests)
+    for one, at, number, rest in zip(found, accepted, rounds, reversed(rests), strict=True):
+        tau = 1 + sum(at) / number
+        cost = (1.6 + 0.5 + 0.25 + rest) / 1.25
+        assert one["others"] == pytest.approx(tau / cost)
+        assert measured.speedup(one, "others") == pytest.approx(tau / cost)
+
+
+def test_figures_of_parts_are_those_of_their_batches():
+    """``measure_model`` hands every second batch to one part, and all to the whole."""
+    lm, texts = specjax.load("embedded"), measured.heldout.prompts(3)
+    ways = [("ngram", specjax.Drafting(num=2))]
+    asked = [specjax.Sampling(temperature=0)] * 3
+    found = measured.heldout.measure_model(lm, ways, texts, asked, 8, 1, parts=2)[0]
+    even, odd = found["parts"]
+    assert (even["identical"], odd["identical"]) == ("2 of 2", "1 of 1")
+    assert found["identical"] == "3 of 3"
+    alone = measured.heldout.measure_model(lm, ways, texts[1:2], asked[:1], 8, 1)[0]
+    assert odd["tau"] == alone["tau"] and odd["repeated_4grams"] == alone["repeated_4grams"]
 
 
 def test_a_line_that_falls_below_zero_stands_for_no_rest():
@@ -139,7 +180,9 @@ def test_a_part_is_timed_without_the_cost_of_a_call():
     told = iter([9.0, 2.0 + 3.0 / 5])  # the first call is slower, and does not count
     many = SimpleNamespace(times=5, seconds=lambda: next(told))
     part = measured.Part(many, SimpleNamespace(times=1, seconds=lambda: 2.0 + 3.0))
-    assert part.seconds() == pytest.approx(2.0)
+    assert part.calls() == pytest.approx((5 * 2.0 + 3.0, 2.0 + 3.0))
+    disturbed = [(5 * 2.0 + 3.0 + late, 5.0 + 2 * late) for late in range(11)]
+    assert part.seconds(disturbed) == pytest.approx((13.0 + 5 - (5.0 + 10)) / 4)
 
 
 def test_runs_and_the_parts_of_their_rounds_are_timed_in_turn(monkeypatch):
@@ -149,19 +192,21 @@ def test_runs_and_the_parts_of_their_rounds_are_timed_in_turn(monkeypatch):
     )
 
     def part(name):
-        return SimpleNamespace(seconds=lambda: asked.append(name) or 0.5)
+        return SimpleNamespace(calls=lambda: asked.append(name) or (0.5, 0.25))
 
-    parts = [{"pass": part("a")}, {"pass": part("b")}]
-    spent = [{"pass": []}, {"pass": []}]
+    parts = [{"pass": part("a"), "draft": part("b")}, {"pass": part("c")}]
+    spent = [{"pass": [], "draft": []}, {"pass": []}]
     runs = measured.in_turn(parts, spent, np.random.default_rng(0))
     orders = set()
-    for _ in range(8):
+    for _ in range(12):
         asked.clear()
         seconds, outs = runs(["plain", "draft"], [0, 1])
         orders.add(tuple(asked))
-        assert sorted(asked) == ["a", "b", "draft", "plain"] and outs == ["plain", "draft"]
-        assert seconds.tolist() == [[1.0, 2.0]] * 2
-    assert len(orders) > 3 and spent == [{"pass": [0.5] * 8}] * 2
+        assert {"draft", "plain"} < set(asked) and len(asked) == 3  # a third of the parts
+        assert outs == ["plain", "draft"] and seconds.tolist() == [[1.0, 2.0]] * 2
+    timed = [calls for one in spent for calls in one.values()]
+    assert all(timed) and sum(timed, []) == [(0.5, 0.25)] * 12
+    assert len(orders) > 3
 
 
 @pytest.mark.parametrize("name", ["calculator", "calculator-batches"])
