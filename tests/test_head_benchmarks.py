@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import specjax
-from benchmarks import best_trees, drawn, expected, head_rows, heads, heldout, runner
+from benchmarks import best_trees, drawn, expected, families, head_rows, heads, heldout, runner
 from specjax import trees
 from specjax.text import drafter_names
 
@@ -30,6 +30,22 @@ def test_stored_results_give_the_expected_gains_that_are_stored():
     page = (expected.RESULTS / "heads-expected" / "README.md").read_text("utf-8")
     rounds = ["heads-100m", "heads-100m-drawn"]
     assert expected.page(["heads"], rounds, ["heads-grown"]) == page
+
+
+def test_stored_results_give_the_stored_table_of_families():
+    page = (families.RESULTS / "families" / "README.md").read_text("utf-8")
+    assert families.page(["heads"], ["heads-100m", "heads-100m-drawn"]) == page
+    _, lines, _ = stored(heads.RESULTS)
+    greedy = lines[0]["figures"]
+    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    assert [row.split(" | ")[0][2:] for row in rows] == sorted(
+        greedy, key=lambda name: -greedy[name]["ratio_rounds"]["median"]
+    )
+    shares = greedy["EAGLE-3"]["acceptance_by_position"]
+    given = f"{shares[0]:.0%}, {shares[1] / shares[0]:.0%}, {shares[2] / shares[1]:.0%}"
+    assert given.replace("%", " %") in next(row for row in rows if row.startswith("| EAGLE-3 |"))
+    with pytest.raises(ValueError, match="heads-100m-drawn: no row at T = 0"):
+        families.page(["heads-100m-drawn"], ["heads-100m"])
 
 
 def asked(*words, **usual):
