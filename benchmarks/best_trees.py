@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -129,9 +130,9 @@ def page(header: dict, lines: list[dict]) -> str:
     """The page of the results, of the lines that are kept of rows."""
     command = [f"--nodes {' '.join(map(str, header['nodes']))}", f"--prompts {header['prompts']}"]
     command += [f"--chosen-by {header['chosen_by']}"]
-    command += [f"--trees {' '.join(header['trees'])}"] * ([*header["trees"]] != [*SHAPES])
+    command += [shlex.join(["--trees", *header["trees"]])] * ([*header["trees"]] != [*SHAPES])
     command += [f"--new {header['new']}"] * (header["new"] != NEW)
-    command += [f"--target {header['target']}"] * (header["target"] != TARGET)
+    command += [shlex.join(["--target", header["target"]])] * (header["target"] != TARGET)
     said = ("suite", "nodes", "trees")
     facts = ", ".join(f"{k} {v}" for k, v in header.items() if v and k not in said)
     text = (
@@ -141,7 +142,11 @@ def page(header: dict, lines: list[dict]) -> str:
         "is timed. *Best of N*: the tree of N tokens with the most expected tokens a round, by the "
         "shares of right choices on the prompts before those that are measured.\n"
     )
-    ranked = sorted(lines, key=lambda line: -max(x["tau"] for x in line["figures"]["tau"].values()))
+
+    def most(line):
+        return max((x["tau"] for x in line["figures"]["tau"].values()), default=0.0)
+
+    ranked = sorted(lines, key=most, reverse=True)
     heads = [(line["row"]["head"], line["figures"]) for line in ranked]
     columns = {"head": lambda name, f: name}
     columns |= {f"τ, {shape}": tau_cell(shape) for _, f in heads for shape in f["tau"]}

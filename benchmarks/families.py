@@ -1,8 +1,8 @@
 """Every family of heads in one table: ``python -m benchmarks.families``.
 
 Each line is a head: what it drafts right, what its round costs, and how fast it is beside the
-embedded target, as ``heads.py`` measured it, and beside a target of 100M weights, as ``expected.py``
-computes it from the same τ. Nothing is timed here.
+embedded target, as ``heads.py`` measured it, and beside a target of 100M weights, as
+``expected.py`` computes it from the same τ. Nothing is timed here.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ def page(trained: Sequence[str], rounds: Sequence[str]) -> str:
         f"drafted tokens, and in the column *tree* with {TREE['tree']}. *Accepted*: the share of "
         "each position, of the rounds that accept all positions before it. *Round*: its time in "
         "plain steps. *Rounds* and *whole*: how many times as fast as plain decoding, without and "
-        "with the reading of the prompt, with intervals of 95 % over the prompts. *100M*: τ divided "
-        "by the time of a round beside a target of 100M weights that writes the same texts, "
-        f"{where}: the speed of rounds that is [expected](../heads-expected/README.md) there. "
-        f"Heads with the word *{SHIPPED.strip(', ')}* or *{LONGER.strip(', ')}* were trained on more "
-        "tokens than the others, [which all had the same](../training/README.md"
+        "with the reading of the prompt, with intervals of 95 % over the prompts. *100M*: τ "
+        "divided by the time of a round beside a target of 100M weights that writes the same "
+        f"texts, {where}: the speed of rounds that is [expected](../heads-expected/README.md) "
+        f"there. Heads with the word *{SHIPPED.strip(', ')}* or *{LONGER.strip(', ')}* were "
+        "trained on more tokens than the others, [which all had the same](../training/README.md"
         "#seventeen-families-after-the-same-tokens). The first columns are at T = 0. The tree that "
         "suits each head best has [a page of its own](../best-trees/README.md). Hydra++ and "
         "Medusa-2 were trained later, on other rows: "

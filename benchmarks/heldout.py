@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import specjax
 from specjax.analysis.comparison import repeated_ngrams
 from specjax.decoding.state import result
+from specjax.text.drafter_names import named
 from specjax.text.options import Drafting, Options
 from specjax.text.prepare import prepare_fastest
 from specjax.text.task import GenerationTask
@@ -135,6 +137,7 @@ def measure_model(
     (``parts``).
     """
     batch = len(texts) // len(samplings)
+    ways = [(named(lm, d) if isinstance(d, str | os.PathLike) else d, how) for d, how in ways]
     batches = []
     for index, sampling in enumerate(samplings):
         text = texts[index * batch : (index + 1) * batch]

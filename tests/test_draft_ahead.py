@@ -383,6 +383,15 @@ def test_two_groups_of_devices_say_what_one_device_says(drafter, temperature):
     assert tokens.devices() == {one}
 
 
+def test_two_groups_decode_in_programs_of_any_arithmetic():
+    """Under ``jax_enable_x64`` a sum of int32 is int64, and strict promotion refuses much."""
+    one, other = jax.devices()[:2]
+    groups = dict(target_devices=[one], draft_devices=[other])
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        apart, _, tokens = on_groups(PEARL(2, model=MODEL), groups, NUM)
+    assert apart == plain_texts() and tokens.dtype == jnp.int32
+
+
 def test_groups_that_overlap_are_refused_before_anything_is_compiled():
     device = jax.devices()[0]
     groups = dict(target_devices=[device], draft_devices=[device])

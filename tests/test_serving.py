@@ -386,7 +386,11 @@ def test_equal_ids_are_the_same_in_whatever_order_their_keys_were_written(tmp_pa
     found, _ = jsonl_input.read(TOY_LM, lines, defaults, 0)
     with OutputFile(tmp_path / "out.jsonl", {0: {}, 1: {}}) as file:
         file.add([{"index": 0, "id": {"b": 2, "a": 1}}, {"index": 1, "id": 1.0}])
+    with OutputFile(tmp_path / "out.jsonl", {0: {}, 1: {}}) as file:
         offline._check_ids(file, found)
+        file.there[0]["id"]["a"] = 2
+        with pytest.raises(ValueError, match="the text of prompt 0 with id="):
+            offline._check_ids(file, found)
 
 
 def test_the_texts_that_end_a_line_replace_those_of_the_run(pair):

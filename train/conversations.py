@@ -18,7 +18,8 @@ TURNS = ("user", "assistant")
 CUT = "cut"  # a field of a message: the answer was cut at its budget, so its end is not learned
 TODAY = datetime.datetime(2025, 1, 1)  # of templates that print it: the same on any day of a run
 DATE = "strftime_now"  # the function that prints today in a template
-CALL = re.compile(r"""\bstrftime_now\(\s*(["'])(.*?)\1\s*\)""")  # with a literal format
+# with a literal format alone: one string, which has neither quotes of its own nor escapes
+CALL = re.compile(r"""\bstrftime_now\(\s*(["'])([^"'\\\n]*)\1\s*\)""")
 # in the place of the function, before a template: a macro that writes TODAY in any format
 TODAYS = (
     "{% macro strftime_now(format) %}{% set date = namespace(text=format) %}"

@@ -397,3 +397,12 @@ def test_a_config_that_its_family_cannot_express_is_not_written():
 def test_a_decoder_without_a_size_is_refused(size):
     with pytest.raises(ValueError, match=f"{size}=0: it must be at least 1"):
         dataclasses.replace(SMALL, **{size: 0})
+
+
+@pytest.mark.parametrize(
+    "ids, message",
+    [([2], r"eos_ids=\[2\]: it must be a tuple"), ((2.5,), "it must hold whole numbers")],
+)
+def test_ends_of_text_that_are_no_tuple_of_whole_numbers_are_refused(ids, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(SMALL, eos_ids=ids)

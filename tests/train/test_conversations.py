@@ -59,6 +59,10 @@ def test_a_turn_ends_with_any_token_that_the_generation_config_names(tmp_path):
     [
         "{{ 'a' if strftime_now('%d %b %Y') == '01 Jan 2025' else 'b' }} ",
         "{{ 'a' if strftime_now('%_d|%^a|%02d|%Ey') == ' 1|WED|01|25' else 'b' }} ",
+        "{{ 'a' if strftime_now('%Y' ~ '-%m') == '2025-01' else 'b' }} ",
+        "{{ 'a' if strftime_now('%d' if messages else '%d %B') == '01' else 'b' }} ",
+        "{{ 'a' if strftime_now('%d'|upper) ~ ('x') == '01/01/25x' else 'b' }} ",
+        "{{ 'a' if strftime_now('%d\\n%B') == '01\\nJanuary' else 'b' }} ",
         "{% set form = '%_d|%^a|%Ey' %}{{ 'a' if strftime_now(form) == ' 1|WED|25' else 'b' }} ",
         "{% set form = '%-d.%m.%y %%d' %}\n"  # a format that stands in a variable
         "  {% if strftime_now is defined %}{% set today = strftime_now %}{% endif %}"

@@ -254,6 +254,16 @@ def test_two_runs_in_one_folder_are_refused_and_a_damaged_folder_is_named(tmp_pa
             loop.fit(make_task(), *given)
 
 
+def test_holding_a_folder_starts_no_devices(tmp_path, monkeypatch):
+    def started():
+        raise AssertionError("counting processes starts the devices")
+
+    monkeypatch.setattr(jax, "process_count", started)
+    with checkpoint.alone(tmp_path / "run"):
+        assert (tmp_path / "run").is_dir()
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_longer_run_goes_on_from_a_finished_one(tmp_path):
     flat, optimizer, run = settings(tmp_path)
     loop.fit(make_task(), flat, optimizer, run)
