@@ -10,7 +10,7 @@ say. So no time of the run that a speed-up is compared with is used. The page st
 also those of the time to the first token (TTFT). Needs an idle machine. This measures requests that
 are decoded together::
 
-    python -m benchmarks.calculator --batch 8 --prompts 48 --repetitions 8 --out FOLDER
+    python -m benchmarks.calculator --batch 8 --prompts 48 --repetitions 15 --out FOLDER
 """
 
 from __future__ import annotations
