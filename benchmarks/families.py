@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .calculator import conditional
-from .expected import KINDS, RESULTS, kind_of, plain_steps, rows_of
+from .expected import RESULTS, kind_of, plain_steps, rows_of
 from .tables import cells
 
-SHIPPED, LONGER = KINDS
 GREEDY, DRAWN = {"temperature": 0.0, "num": 3}, {"temperature": 1.0, "num": 3}
 TREE = {"temperature": 0.0, "tree": "3x2x1"}
 
@@ -102,11 +101,11 @@ def page(trained: Sequence[str], rounds: Sequence[str]) -> str:
         "with the reading of the prompt, with intervals of 95 % over the prompts. *100M*: τ "
         "divided by the time of a round beside a target of 100M weights that writes the same "
         f"texts, {where}: the speed of rounds that is [expected](../heads-expected/README.md) "
-        f"there. Heads with the word *{SHIPPED.strip(', ')}* or *{LONGER.strip(', ')}* were "
-        "trained on more tokens than the others, [which all had the same](../training/README.md"
-        "#seventeen-families-after-the-same-tokens). The first columns are at T = 0. The tree that "
-        "suits each head best has [a page of its own](../best-trees/README.md). Hydra++ and "
-        "Medusa-2 were trained later, on other rows: "
+        "there. All heads had [the same number of tokens](../training/README.md"
+        "#seventeen-families-after-the-same-tokens), but for the EAGLE-3 and the LSTM that ship "
+        "and those that are called *longer*, which had more. The first columns are at T = 0. The "
+        "tree that suits each head best has [a page of its own](../best-trees/README.md). Hydra++ "
+        "and Medusa-2 were trained later, on other rows: "
         "[their figures](../training/README.md#hydra-and-medusa-2-after-few-tokens). The times of "
         "SpecDec beside the embedded target were taken before a fault was mended: "
         "[its rounds since](../heads-few-all/README.md).\n\n"
