@@ -24,11 +24,12 @@ import numpy as np
 
 import specjax
 from specjax._internal import compile_cache
-from specjax.analysis import calculate, round_timing, timing
+from specjax.analysis import round_timing, timing
 from specjax.text.options import Drafting, Options
 from specjax.text.prepare import prepare_measured
 
 from . import heldout, runner
+from .calculated import computed, error, latencies, speedup
 from .tables import cells
 
 RESULTS = Path(__file__).parent / "results" / "calculator"
@@ -124,128 +125,6 @@ def in_turn(parts: list[dict[str, Part]], spent: list[dict[str, list]], rng):
     return runs
 
 
-def conditional(shares: list[float]) -> list[float]:
-    """The rate of each position, given that all before it were accepted, of the shares of rounds in
-    which positions were accepted."""
-    before = [1.0, *shares[:-1]]
-    return [now / past if past else 0.0 for now, past in zip(shares, before, strict=True)]
-
-
-def computed(figures: dict, batch: int) -> list[dict]:
-    """What the calculator says of each chain of one drafter, from ever more measurements.
-
-    Args:
-      figures: what ``measure`` returns, of chains of ``LENGTHS`` tokens.
-      batch: the requests that were decoded together.
-
-    Returns:
-      for each chain ``run``, as measured; ``pass_seconds``, those of a pass over one token of each
-      row, in plain runs; in such passes, what was measured (``inputs``, as ``calculate`` takes
-      them, with the ``rate`` of all positions) and what the run's rounds cost beside it
-      (``rest``); a speed-up for each of ``KINDS``; and ``halves``, see ``beside_other_half``.
-    """
-    plain, *parts = figures["seconds"]
-    one = min(plain["pass"], plain["round"])
-    overhead = plain["round"] / one - 1
-    chains = []
-    for num, part, measured in zip(LENGTHS, parts, figures["chains"], strict=True):
-        draft, verify = max(0.0, part["draft"]) / one, part["pass"] / one  # noise of few calls
-        cost = {"draft_cost": draft / num, "passes": {1: 1.0, num + 1: verify}}
-
-        def beside_parts(run, num=num, cost=cost, parts=draft + verify):
-            """The chain of a run, without what the calculator says with a ``draft_overhead``."""
-            shares = run["acceptance_by_position"]
-            running = batch / run["slowest"]  # rows that still run in a round, on average
-            seconds = batch * run["seconds_per_plain_step"] / (1 + overhead)
-            rest = running * run["seconds_per_round"] / seconds - parts - overhead
-            known = {"acceptance": conditional(shares), **cost}
-            rate = sum(shares) / (1 + sum(shares[:-1]))  # accepted, of those that could have been
-            kinds = {
-                "formula": calculate(rate, num_draft=num, draft_cost=cost["draft_cost"]),
-                "passes": calculate(**known),
-            }
-            said = {kind: found.asked.speedup for kind, found in kinds.items()}
-            inputs = {"rate": rate, **known, "overhead": overhead}
-            return {"run": run, "pass_seconds": seconds, "inputs": inputs, "rest": rest} | said
-
-        halves = beside_other_half([beside_parts(run) for run in measured["run"].get("parts", [])])
-        chains.append(beside_parts(measured["run"]) | {"halves": halves})
-    return beside_others(chains)
-
-
-def beside_other_half(halves: list[dict]) -> list[dict]:
-    """The chains of one length on each half of the prompts, with the rest of a round of the other
-    half as ``draft_overhead`` (at least 0), and what the calculator says then (``others``)."""
-    found = []
-    for mine, other in zip(halves, reversed(halves), strict=True):
-        inputs = mine["inputs"] | {"draft_overhead": max(0.0, other["rest"])}
-        found.append({**mine, "inputs": inputs, "others": calculate(**given(inputs)).asked.speedup})
-    return found
-
-
-def beside_others(chains: list[dict]) -> list[dict]:
-    """The chains of one drafter, with a ``draft_overhead`` among their inputs, and with what the
-    calculator says then (``others``).
-
-    The overhead is halfway between the mean of the rests of the other lengths and what the line
-    through them says, by least squares; at least 0. Much of the slope of a line through four points
-    is noise, which beyond the points is multiplied."""
-    lengths = [len(one["inputs"]["acceptance"]) for one in chains]
-    rests = [one["rest"] for one in chains]
-    found = []
-    for i, one in enumerate(chains):
-        others = [k for k in range(len(chains)) if k != i]
-        known = [rests[k] for k in others]
-        line = np.polyfit([lengths[k] for k in others], known, 1)
-        rest = max(0.0, float(np.polyval(line, lengths[i]) + np.mean(known)) / 2)
-        inputs = one["inputs"] | {"draft_overhead": rest}
-        said = calculate(**given(inputs)).asked.speedup
-        found.append({**one, "inputs": inputs, "others": said})
-    return found
-
-
-def latencies(chains: list[dict], requests: int, new: int, batch: int) -> list[dict]:
-    """Seconds to the first token (``ttft``) and per later token of a row (``tpot``), each measured
-    and computed, of each chain of one drafter.
-
-    The calculator is given for TPOT the seconds of a pass over one token of each row, in runs, and
-    for TTFT the seconds in which the target alone reads the prompts, and what the drafter's reading
-    cost in the runs of the other lengths (``read_cost``, their mean, at least 0).
-
-    Args:
-      chains: what ``computed`` returns, of ``requests`` requests of ``new`` tokens.
-    """
-    tokens, later = requests * new, requests * (new - 1)  # reading a prompt emits the first one
-
-    def reading(run: dict, which: str) -> float:
-        rates = (run[f"{which}tokens_per_second_{name}"] for name in ("whole", "rounds"))
-        whole, rounds = (count / rate for count, rate in zip((tokens, later), rates, strict=True))
-        return (whole - rounds) * batch / requests
-
-    alone = [reading(one["run"], "plain_") for one in chains]
-    both = [reading(one["run"], "") for one in chains]
-    costs = np.asarray(both) / alone - 1
-    found = []
-    for i, one in enumerate(chains):
-        run = one["run"]
-        cost = max(0.0, float(np.delete(costs, i).mean()))
-        known = given(one["inputs"]) | {"batch": batch, "read_cost": cost}
-        rounds = calculate(**known, pass_seconds=one["pass_seconds"]).asked
-        read = calculate(**known, prompt=1, pass_seconds=alone[i]).asked
-        found.append(
-            {
-                "ttft": (both[i], read.ttft),
-                "tpot": (batch / run["tokens_per_second_rounds"], rounds.tpot * run["slowest"]),
-            }
-        )
-    return found
-
-
-def given(inputs: dict) -> dict:
-    """The arguments of ``calculate``, of inputs as ``computed`` has them."""
-    return {name: value for name, value in inputs.items() if name != "rate"}
-
-
 def measure(
     lm, drafter: str, temperature: float, *, prompts: list[str], new: int, batch: int, times: int
 ) -> dict:
@@ -313,16 +192,6 @@ def main(arguments: list[str] | None = None) -> int:
             print(row, num, f"{one['run']['ratio_rounds']['median']:.2f}", errors, flush=True)
     (args.out / "README.md").write_text(page(kept.header, kept.outcomes(rows)), encoding="utf-8")
     return 0
-
-
-def speedup(chain: dict, kind: str) -> float:
-    """The computed speed-up of the rounds, of a batch that lasts as long as its slowest row."""
-    return chain[kind] / chain["run"]["slowest"]
-
-
-def error(chain: dict, kind: str) -> float:
-    """How far a computed speed-up is above the measured one, as a share of it."""
-    return speedup(chain, kind) / chain["run"]["ratio_rounds"]["median"] - 1
 
 
 def page(header: dict, lines: list[dict]) -> str:

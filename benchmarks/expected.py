@@ -26,19 +26,28 @@ RESULTS = Path(__file__).parent / "results"
 def main(arguments: list[str] | None = None) -> int:
     """Writes the page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add_sources(parser, ["heads-100m"], RESULTS / "heads-expected")
+    what = "results of grown heads"
+    parser.add_argument("--measured", nargs="+", default=[], metavar="NAME", help=what)
+    args = parser.parse_args(arguments)
+    write(args.out, page(args.trained, args.rounds, args.measured))
+    return 0
+
+
+def add_sources(parser: argparse.ArgumentParser, rounds: list[str], out: Path) -> None:
+    """Adds the arguments that name the stored results of which a page is made, and its folder."""
     at = parser.add_argument
     what = "results with the τ of trained heads; of a head that several have, the first"
     at("--trained", nargs="+", default=["heads"], metavar="NAME", help=what)
-    what = "results with the times of rounds"
-    at("--rounds", nargs="+", default=["heads-100m"], metavar="NAME", help=what)
-    at("--measured", nargs="+", default=[], metavar="NAME", help="results of grown heads")
-    at("--out", type=Path, default=RESULTS / "heads-expected")
-    args = parser.parse_args(arguments)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "README.md").write_text(
-        page(args.trained, args.rounds, args.measured), encoding="utf-8"
-    )
-    return 0
+    what = "results with the times of rounds beside a larger target"
+    at("--rounds", nargs="+", default=rounds, metavar="NAME", help=what)
+    at("--out", type=Path, default=out)
+
+
+def write(folder: Path, text: str) -> None:
+    """Writes the page of a folder, which is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def stored(name: str) -> tuple[dict, list[dict]]:

@@ -11,10 +11,9 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from .calculator import conditional
-from .expected import RESULTS, kind_of, plain_steps, rows_of
+from .calculated import conditional
+from .expected import RESULTS, add_sources, kind_of, plain_steps, rows_of, write
 from .tables import cells
 
 GREEDY, DRAWN = {"temperature": 0.0, "num": 3}, {"temperature": 1.0, "num": 3}
@@ -24,16 +23,9 @@ TREE = {"temperature": 0.0, "tree": "3x2x1"}
 def main(arguments: list[str] | None = None) -> int:
     """Writes the page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    at = parser.add_argument
-    what = "results of trained heads; of a head that several have, the first"
-    at("--trained", nargs="+", default=["heads"], metavar="NAME", help=what)
-    what = "results with the times of rounds beside 100M weights"
-    usual = ["heads-100m", "heads-100m-drawn"]
-    at("--rounds", nargs="+", default=usual, metavar="NAME", help=what)
-    at("--out", type=Path, default=RESULTS / "families")
+    add_sources(parser, ["heads-100m", "heads-100m-drawn"], RESULTS / "families")
     args = parser.parse_args(arguments)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "README.md").write_text(page(args.trained, args.rounds), encoding="utf-8")
+    write(args.out, page(args.trained, args.rounds))
     return 0
 
 

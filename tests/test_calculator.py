@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import specjax
+from benchmarks import calculated, heldout, runner
 from benchmarks import calculator as measured
-from benchmarks import runner
 from specjax import cli, trees
 from specjax.analysis import calculate, calculator_inputs
 from specjax.analysis.plan.predict import AcceptanceRecord, Costs, rounds
@@ -61,45 +61,44 @@ def test_the_planner_predicts_the_same_of_such_a_text():
     assert len(found.chains) == 5  # no pass is wider than the widest with a known cost
 
 
-def chains_of(rests, monkeypatch, rows=1):
+def chains_of(rests, rows=1):
     """What the calculator says of chains of 1, 2 and 4 tokens whose rounds cost so much beside
     their parts, decoded ``rows`` together, of 60 tokens each after the first. Parts were timed
     twice as slow as they were in the runs."""
-    monkeypatch.setattr(measured, "LENGTHS", (1, 2, 4))
     draft, verify, every, step = 0.25, (1.5, 1.6, 2.0), 0.25, 2.0  # in passes; a pass: 2 seconds
     seconds = [{"pass": 4.0, "round": 5.0}]
     # the rounds of two rows, and the shares of rounds in which positions were accepted
     rounds = {1: (45, 35), 2: (35, 25), 4: (28, 20)}
     accepted = {1: [40], 2: [40, 20], 4: [30, 20, 12, 10]}
     chains = []
-    for num, rest, cost in zip(measured.LENGTHS, rests, verify, strict=True):
+    for num, rest, cost in zip((1, 2, 4), rests, verify, strict=True):
         seconds.append({"draft": 4 * draft * num, "pass": 4 * cost})
         mine = rounds[num] if rows == 2 else (sum(rounds[num]) // 2,)
         stats = [[sum(mine), 60 * rows, num * sum(mine), 0, 60 * rows, max(mine)]]
         at = np.asarray(accepted[num]) * rows // 2
         same, said = [[True] * rows], [[[1] * 60] * rows]
-        counts = measured.heldout._Counts(stats, [rows], [at], same, said)
+        counts = heldout._Counts(stats, [rows], [at], same, said)
         spent = max(mine) * step * (num * draft + cost + every + rest)
         times = np.asarray([[[1.0, 60 * step * (1 + every)], [1.0, spent]]])
         chains.append({"run": counts.figures(times, True)})
-    return measured.computed({"seconds": seconds, "chains": chains}, rows)
+    return calculated.computed({"seconds": seconds, "chains": chains}, rows)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-def test_where_all_rests_are_alike_speedups_and_delays_are_those_of_the_runs(rows, monkeypatch):
+def test_where_all_rests_are_alike_speedups_and_delays_are_those_of_the_runs(rows):
     """Of one request, and of a batch that waits for its slowest row."""
-    found = chains_of((0.4, 0.4, 0.4), monkeypatch, rows)
+    found = chains_of((0.4, 0.4, 0.4), rows)
     assert [one["rest"] for one in found] == pytest.approx([0.4, 0.4, 0.4])
-    assert [measured.error(one, "others") for one in found] == pytest.approx([0] * 3, abs=1e-9)
-    assert all(abs(measured.error(one, "passes")) > 0.02 for one in found)
-    for one in measured.latencies(found, rows, 61, rows):
+    assert [calculated.error(one, "others") for one in found] == pytest.approx([0] * 3, abs=1e-9)
+    assert all(abs(calculated.error(one, "passes")) > 0.02 for one in found)
+    for one in calculated.latencies(found, rows, 61, rows):
         assert one["tpot"][0] == pytest.approx(one["tpot"][1])
     formula = calculate(0.6, num_draft=2, draft_cost=0.25).asked.speedup  # 60 of 100
     assert found[1]["formula"] == pytest.approx(formula)
 
 
-def test_the_rest_of_a_run_is_not_used_for_its_own_speedup(monkeypatch):
-    found = chains_of((0.2, 9.0, 0.5), monkeypatch)
+def test_the_rest_of_a_run_is_not_used_for_its_own_speedup():
+    found = chains_of((0.2, 9.0, 0.5))
     assert [one["rest"] for one in found] == pytest.approx([0.2, 9.0, 0.5])
     lines, means = np.array([9 + 8.5 / 2, 0.3, 0.2 + 3 * 8.8]), np.array([4.75, 0.35, 4.6])
     said = [one["inputs"]["draft_overhead"] for one in found]
@@ -109,10 +108,9 @@ def test_the_rest_of_a_run_is_not_used_for_its_own_speedup(monkeypatch):
 
 def test_each_half_of_the_prompts_is_computed_with_the_rest_of_the_other(monkeypatch):
     """Of two batches, the second of which spends longer on rounds that accept more."""
-    monkeypatch.setattr(measured, "LENGTHS", (2,))
-    monkeypatch.setattr(measured, "beside_others", lambda chains: chains)
+    monkeypatch.setattr(calculated, "beside_others", lambda chains: chains)
     rounds, accepted, rests = (30, 24), ([20, 10], [20, 16]), (0.4, 1.4)
-    counts = measured.heldout._Counts([], [], [], [], [])
+    counts = heldout._Counts([], [], [], [], [])
     times = []
     for number, at, rest in zip(rounds, accepted, rests, strict=True):
         counts.stats.append([number, 60, 2 * number, sum(at), 60, number])
@@ -124,25 +122,25 @@ def test_each_half_of_the_prompts_is_computed_with_the_rest_of_the_other(monkeyp
     runs = [counts.of([half]).figures(np.asarray(times)[[half]], True) for half in range(2)]
     run = counts.figures(np.asarray(times), True) | {"parts": runs}
     seconds = [{"pass": 4.0, "round": 5.0}, {"draft": 2.0, "pass": 6.4}]
-    found = measured.computed({"seconds": seconds, "chains": [{"run": run}]}, 1)[0]["halves"]
+    found = calculated.computed({"seconds": seconds, "chains": [{"run": run}]}, 1)[0]["halves"]
     assert [one["rest"] for one in found] == pytest.approx(rests)
     for one, at, number, rest in zip(found, accepted, rounds, reversed(rests), strict=True):
         tau = 1 + sum(at) / number
         cost = (1.6 + 0.5 + 0.25 + rest) / 1.25
         assert one["others"] == pytest.approx(tau / cost)
-        assert measured.speedup(one, "others") == pytest.approx(tau / cost)
+        assert calculated.speedup(one, "others") == pytest.approx(tau / cost)
 
 
 def test_figures_of_parts_are_those_of_their_batches():
     """``measure_model`` hands every second batch to one part, and all to the whole."""
-    lm, texts = specjax.load("embedded"), measured.heldout.prompts(3)
+    lm, texts = specjax.load("embedded"), heldout.prompts(3)
     ways = [("ngram", specjax.Drafting(num=2))]
     asked = [specjax.Sampling(temperature=0)] * 3
-    found = measured.heldout.measure_model(lm, ways, texts, asked, 8, 1, parts=2)[0]
+    found = heldout.measure_model(lm, ways, texts, asked, 8, 1, parts=2)[0]
     even, odd = found["parts"]
     assert (even["identical"], odd["identical"]) == ("2 of 2", "1 of 1")
     assert found["identical"] == "3 of 3"
-    alone = measured.heldout.measure_model(lm, ways, texts[1:2], asked[:1], 8, 1)[0]
+    alone = heldout.measure_model(lm, ways, texts[1:2], asked[:1], 8, 1)[0]
     assert odd["tau"] == alone["tau"] and odd["repeated_4grams"] == alone["repeated_4grams"]
 
 
@@ -151,7 +149,7 @@ def test_a_line_that_falls_below_zero_stands_for_no_rest():
         known = dict(acceptance=[0.5] * num, draft_cost=0.1, passes={1: 1.0, num + 1: 1.2})
         return {"run": {}, "inputs": {"rate": 0.5, **known, "overhead": 0.25}, "rest": rest}
 
-    last = measured.beside_others([chain(1, 9.0), chain(2, 1.0), chain(4, 0.3)])[2]
+    last = calculated.beside_others([chain(1, 9.0), chain(2, 1.0), chain(4, 0.3)])[2]
     assert last["others"] == pytest.approx(1.9375 * 1.25 / (1.2 + 4 * 0.1 + 0.25))
 
 
@@ -166,11 +164,11 @@ def test_delays_are_those_of_reading_and_of_rounds_and_a_batch_waits_for_its_slo
         for whole in (own, *others)
     ]
     chains = [{"run": run, "inputs": inputs, "pass_seconds": 2.0} for run in runs]
-    found = measured.latencies(chains, 4, 3, 2)
+    found = calculated.latencies(chains, 4, 3, 2)
     assert found[0]["ttft"] == pytest.approx((6.0, 4.0 * (1 + (1.5 / 4 + 0.0) / 2)))
     assert found[2]["ttft"] == pytest.approx((4.0, 4.0 * (1 + (2.0 / 4 + 1.5 / 4) / 2)))
     assert found[0]["tpot"] == pytest.approx((1.0, 1.5 * 2.0 * (1.5 + 0.25 + 0.5 + 0.5) / 1.5))
-    quicker = measured.latencies(
+    quicker = calculated.latencies(
         [chains[0], {**chains[2], "run": runs[2] | {"tokens_per_second_whole": 12 / 10}}], 4, 3, 2
     )
     assert quicker[0]["ttft"] == pytest.approx((6.0, 4.0))  # no reading costs less than none
@@ -187,9 +185,7 @@ def test_a_part_is_timed_without_the_cost_of_a_call():
 
 def test_runs_and_the_parts_of_their_rounds_are_timed_in_turn(monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        measured.heldout, "run", lambda work: (1.0, asked.append(work) or 2.0, work)
-    )
+    monkeypatch.setattr(heldout, "run", lambda work: (1.0, asked.append(work) or 2.0, work))
 
     def part(name):
         return SimpleNamespace(calls=lambda: asked.append(name) or (0.5, 0.25))
@@ -208,6 +204,21 @@ def test_runs_and_the_parts_of_their_rounds_are_timed_in_turn(monkeypatch):
         assert outs == ["plain", "draft"] and seconds.tolist() == [[1.0, 2.0]] * 2
     assert [calls for one in spent for calls in one.values()] == [[(0.5, 0.25)] * 6] * 3
     assert len(orders) > 3
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("--repetitions 0", "--repetitions 0: it must be at least 1"),
+        ("--batch 8 --prompts 8", "--batch 8: .* divide --prompts 8 into 2 batches or more"),
+        ("--batch 3", "--batch 3: .* divide --prompts 16"),
+        ("--prompts 2 --repetitions 1", "in 2 turns not all 12 parts are timed"),
+    ],
+)
+def test_runs_of_which_nothing_could_be_said_are_refused(words, message, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        measured.main([*words.split(), "--out", str(tmp_path)])
+    assert re.search(message, capsys.readouterr().err) and not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["calculator", "calculator-batches"])

@@ -253,6 +253,35 @@ def test_the_best_tree_of_a_head_is_chosen_by_prompts_that_are_not_measured(monk
     assert len(chosen) == 2  # a finished row is kept
 
 
+def test_a_page_of_best_trees_has_heads_of_which_nothing_was_measured():
+    header, lines, _ = stored(best_trees.RESULTS)
+    pass_alone = [line for line in lines if line["row"]["head"] == "PaSS"]
+    line = {**pass_alone[0], "figures": pass_alone[0]["figures"] | {"tau": {}}}
+    header |= {"target": "my target"}
+    page = best_trees.page(header, [*lines, line])
+    assert "--target 'my target'\n" in page and page.count("\n| PaSS |") == 4
+    assert page.index("| MTP, shipped |") < page.index("| PaSS |")
+
+
+def test_drafters_that_are_measured_on_many_prompts_are_read_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(heldout, "named", lambda lm, name: (name, object()))
+    monkeypatch.setattr(heldout, "prepare_fastest", lambda lm, text, how, **_: asked.append(how))
+
+    def run(work):
+        raise InterruptedError("all are prepared")
+
+    monkeypatch.setattr(heldout, "run", run)
+    folder = pathlib.Path("folder")
+    ways = [(folder, specjax.Drafting(num=2)), ("eagle3", specjax.Drafting(num=3))]
+    sampling = [specjax.Sampling(temperature=0)] * 3
+    with pytest.raises(InterruptedError, match="all are prepared"):
+        heldout.measure_model(None, ways, ["a", "b", "c"], sampling, 8, 1)
+    drafters = [how.drafter for how in asked]
+    assert len(drafters) == 9 and drafters[:3] == drafters[3:6] == drafters[6:]
+    assert [one and one[0] for one in drafters[:3]] == [None, folder, "eagle3"]
+
+
 def test_heads_in_folders_are_drawn_beside_each_other(monkeypatch, tmp_path):
     calls = []
 
