@@ -382,10 +382,11 @@ def test_an_id_that_json_or_utf8_changes_is_that_of_the_line_that_was_written(na
 def test_equal_ids_are_the_same_in_whatever_order_their_keys_were_written(tmp_path):
     defaults = {**jsonl_input.NEUTRAL, "max_new_tokens": 8, "seed": None, "stop": None}
     defaults |= {"stop_strings": None}
-    lines = [{"prompt": [1, 2], "id": {"a": 1, "b": 2}}, {"prompt": [1, 2], "id": 1}]
+    nan = float("nan")  # which is not itself, so that ids with it are compared as they are written
+    lines = [{"prompt": [1, 2], "id": {"a": 1, "b": nan}}, {"prompt": [1, 2], "id": 1}]
     found, _ = jsonl_input.read(TOY_LM, lines, defaults, 0)
     with OutputFile(tmp_path / "out.jsonl", {0: {}, 1: {}}) as file:
-        file.add([{"index": 0, "id": {"b": 2, "a": 1}}, {"index": 1, "id": 1.0}])
+        file.add([{"index": 0, "id": {"b": nan, "a": 1}}, {"index": 1, "id": 1.0}])
     with OutputFile(tmp_path / "out.jsonl", {0: {}, 1: {}}) as file:
         offline._check_ids(file, found)
         file.there[0]["id"]["a"] = 2
