@@ -199,7 +199,7 @@ def _check_ids(file: OutputFile, prompts: list[Prompt]) -> None:
     whoever joins the lines by their ids would give that text to another prompt."""
     for prompt in prompts:
         old, own = file.there.get(prompt.index, {}).get("id"), as_written(prompt.id)
-        texts = [json.dumps(value, sort_keys=True) for value in (old, own)]  # NaN is not itself
+        texts = [json.dumps(value) for value in (old, own)]  # NaN is not itself
         if prompt.index in file.there and old != own and texts[0] != texts[1]:
             raise ValueError(
                 f"output {file.name} has the text of prompt {prompt.index} with id={old!r}, and "
